@@ -8,16 +8,13 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from kernels_dsl.config.bsr_tiles import ROW, STAGE_K, tile_for_few, unit_along_k, unit_of_wide_tile
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
 from lowering.records import NamedTuple, frozen
 
 ALIGN = 16
 """Bytes at whose multiples factors begin, for loads of so many."""
-STAGE_K = 64
-"""Elements of K in a stage, 128 bytes: longer blocks take several stages, shorter ones share one."""
-ROW = 64
-"""Elements of 16 bits in a row of a box of TMA that goes to shared memory with a swizzle."""
 MMA_K = 16
 """Elements of K of a WGMMA, the smallest block's."""
 COPY_USES = 30
@@ -26,8 +23,16 @@ SMALL_BLOCK = 64
 """Blocks with fewer rows than WGMMA's M go on its N."""
 WIDE_ITEMS = 400
 """Tiles of 64 x 1024 from which on a CTA's tile may be 64 x 512; and of any two CTAs in a pair."""
-PAIRED_K_MAJOR = (32, 48)
-"""Rows of small blocks that come in pairs where the dense matrix is contiguous along K."""
+MOST_IN_TURNS = 96 * 256
+"""Elements of the largest tile that a warpgroup has for itself: 192 accumulators a thread."""
+WIDE_ROUNDS = 2
+"""Rounds of WIDE_CLUSTERS that are enough for 64 x 512 where hardly a cluster has nothing in the last one."""
+WIDE_CLUSTERS = 66
+"""Pairs of CTAs that an H200 runs at a time."""
+PAIRED = {True: (32, 48), False: (48, 80)}
+"""Rows of blocks on WGMMA's N that come in pairs, by whether the dense matrix is contiguous along K."""
+PAIRED_ITEMS = {True: WIDE_ITEMS, False: 300}
+"""Pairs' tiles from which on."""
 KEPT_STAGES = 4
 """Stages of 64 x 64 of kept blocks in a ring of their own."""
 LONG_LIST = 1400
@@ -266,23 +271,21 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
         return None
     on_m = problem.block_mn % SMALL_BLOCK == 0
     tile_s = tile_along_block(problem.block_mn, on_m)
-    unit_k = min(problem.block_k, STAGE_K)
     blocked = problem.n if problem.dense_left else problem.m
     kept_k = problem.nnz * problem.block_k * problem.block_mn // max(1, blocked)
     epi_tma = stores_by_tma(problem)
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(
-            tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES,
+            tile_s, 512, True, unit_of_wide_tile(problem.block_k), cluster_x=2, epi_tma=epi_tma,
+            kept_stages=KEPT_STAGES,
             pairs=problem.block_mn == tile_s and goes_in_pairs(problem, blocked // tile_s),
         )  # fmt: skip
-    chosen = replace(
-        _tiles(problem, on_m, tile_s, kept_k),
-        unit_k=unit_k,
-        units=_units(unit_k, on_m),
-        epi_tma=epi_tma,
-        deep_boxes=_has_deep_boxes(problem, on_m),
-    )
-    if problem.block_mn in PAIRED_K_MAJOR and _shares_along_k(problem, chosen, blocked // tile_s):
+    tiles = _tiles(problem, on_m, tile_s, kept_k)
+    unit_k = unit_along_k(problem.block_k, sum(tiles.tile), on_m, problem.dense_k_major)
+    units = _units(min(problem.block_k, STAGE_K), on_m)
+    deep = _has_deep_boxes(problem, on_m)
+    chosen = replace(tiles, unit_k=unit_k, units=units, epi_tma=epi_tma, deep_boxes=deep)
+    if _shares_columns(problem, chosen, blocked // tile_s):
         return replace(chosen, cluster_x=2, pairs=True)
     return chosen
 
@@ -297,11 +300,15 @@ def unpaired(config: Sm90BsrConfig) -> Sm90BsrConfig:
 def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
     """True where pairs of CTAs with 64 x 512 each beat 64 x 256 in turns: a block serves twice as much.
 
-    3 to 4 % on an H200, where there is work for six rounds and no more of it behind the dense mode's end.
+    3 to 8 % on an H200, and a fifth where rows of the dense matrix begin within a sector of 32 bytes, where
+    there is work for six rounds, or for whole ones, and no more of it behind the dense mode's end.
     """
     if problem.dense_k_major or problem.block_k < STAGE_K or -(-problem.other // 512) % 2:
         return False
-    return tiles * -(-problem.other // 1024) * problem.l >= WIDE_ITEMS
+    items = tiles * -(-problem.other // 1024) * problem.l
+    rounds = -(-items // WIDE_CLUSTERS)
+    full = rounds >= WIDE_ROUNDS and items >= 0.9 * rounds * WIDE_CLUSTERS and -problem.other % 512 < ROW
+    return items >= WIDE_ITEMS or full
 
 
 def goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
@@ -309,15 +316,16 @@ def goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
     return problem.nnz > 0 and 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
 
 
-def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bool:
-    """True where pairs of small blocks gain: the dense matrix is contiguous along K, whose loads are many.
+def _shares_columns(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bool:
+    """True where pairs of blocks on WGMMA's N gain: loads of the dense matrix are many, or all that counts.
 
-    6 to 16 % on an H200; in the other order they lose.
+    On an H200 6 to 16 % where it is contiguous along K, else 2 to 12 %; there blocks of 32 rows lose.
     """
     tiles = -(-problem.other // config.tile_x)
-    if not problem.dense_k_major or problem.block_k < 2 * MMA_K or tiles % 2:
+    if problem.block_mn not in PAIRED[problem.dense_k_major] or problem.block_k < 2 * MMA_K or tiles % 2:
         return False
-    return goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
+    items = rows * (tiles // 2) * problem.l
+    return goes_in_pairs(problem, rows) and items >= PAIRED_ITEMS[problem.dense_k_major]
 
 
 def _has_deep_boxes(problem: BsrProblem, on_m: bool) -> bool:
@@ -380,24 +388,33 @@ def _tiles(problem: BsrProblem, on_m: bool, tile_s: int, kept_k: int) -> Sm90Bsr
     `kept_k` is the mean length of a list along K. Where it is short the epilogue takes a large part of the
     time, and a ping-pong schedule hides it.
     """
-    narrow = problem.other <= 128
+    few = tile_for_few(problem.other, on_m)
     wide = problem.other > 256
     if not on_m:
-        tile_x = 128 if narrow or tile_s > 64 else 256
-        schedule = Schedule.COOPERATIVE if tile_s > 128 else Schedule.PINGPONG
-        return Sm90BsrConfig(tile_s, tile_x, False, 0, schedule=schedule)
+        return _tiles_beside(problem, tile_s, few)
     if tile_s < 128:
         return Sm90BsrConfig(
-            tile_s, 128 if narrow else 256, True, 0, cluster_x=2 if wide else 1, schedule=Schedule.PINGPONG
+            tile_s, few or 256, True, 0, cluster_x=2 if wide else 1, schedule=Schedule.PINGPONG
         )
     pairs = problem.block_mn // tile_s % 2 == 0
     cluster_s, cluster_x = (2, 1) if pairs else (1, 2 if wide else 1)
-    if narrow:
-        return Sm90BsrConfig(tile_s, 128, True, 0, cluster_s=cluster_s, schedule=Schedule.PINGPONG)
+    if few is not None:
+        return Sm90BsrConfig(tile_s, few, True, 0, cluster_s=cluster_s, schedule=Schedule.PINGPONG)
     long = Sm90BsrConfig(tile_s, 256, True, 0, cluster_s=cluster_s, cluster_x=cluster_x)
     if pairs or kept_k < LONG_LIST:
         return replace(long, tile_x=192, schedule=Schedule.PINGPONG)
     return long
+
+
+def _tiles_beside(problem: BsrProblem, tile_s: int, few: int | None) -> Sm90BsrConfig:
+    """Tiles with the blocks on WGMMA's N: both warpgroups share those that have too many accumulators."""
+    if tile_s > 128:
+        return Sm90BsrConfig(tile_s, 128, False, 0)
+    tile_x = few or (128 if tile_s > 64 and problem.dense_k_major else 256)
+    shared = tile_s * tile_x > MOST_IN_TURNS
+    return Sm90BsrConfig(
+        tile_s, tile_x, False, 0, schedule=Schedule.COOPERATIVE if shared else Schedule.PINGPONG
+    )
 
 
 PAIR_GROUP = 1024

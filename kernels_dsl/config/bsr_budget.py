@@ -6,12 +6,14 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
-from kernels_dsl.config.bsr import ROW, STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr import BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr_tiles import ROW, STAGE_K
 from kernels_dsl.config.bsr_together import problem_together, why_not_together
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
-TILE_ROWS = (64, 128, 192, 256)
+TILE_ROWS = (64, 128, 192, 256, 384, 512)
+"""Of a tile on WGMMA's M: those above 256 are for blocks with few columns."""
 MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
@@ -57,7 +59,7 @@ def consumers(config: Sm90BsrConfig) -> int:
     m, n = config.tile
     if config.schedule is Schedule.PINGPONG or n > MOST_N:
         return 2
-    return {64: 1, 128: 2, 192: 3, 256: 2}[m]
+    return {64: 1, 128: 2, 192: 3}.get(m, 2)
 
 
 def _why_not_tile(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:

@@ -22,6 +22,7 @@ from kernels_dsl.config.bsr import (
 from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sm80
+from kernels_dsl.config.bsr_tiles import unit_along_k, unit_of_wide_tile
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import H200, L40S
 from kernels_dsl.sparse.lists import pack_pieces
@@ -84,7 +85,7 @@ def test_why_not_says_what_does_not_fit(config, changes: dict, reason: str) -> N
 def test_every_choice_fits() -> None:
     """Of the table, for what it chooses: `why_not` must not refuse what is known to run."""
     for extent, block_mn, block_k, left in itertools.product(
-        (64, 8192), (16, 48, 64, 128, 192, 256), (16, 64, 112), (0, 1)
+        (8, 64, 136, 8192), (16, 48, 64, 96, 112, 128, 192, 240, 256), (16, 64, 80, 112), (0, 1)
     ):
         for dtype in ("bf16", "fp8"):
             size = 32 * block_mn, 32 * block_k
@@ -127,12 +128,60 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
         assert other_pairs.kept_stages
     for other in (
         replace(large, n=8192 - 512),  # half of the last pair's tiles would be empty
-        replace(large, m=2048),
+        replace(large, m=2176),  # the last of five rounds would be nearly empty
+        replace(large, n=904, m=8192),  # whole boxes of the last tile, too
         replace(large, dense_k_major=True),
         replace(large, block_k=32),
     ):
         chosen = choose(other)
         assert chosen is not None and chosen.tile == (64, 256) and not chosen.kept_stages
+
+
+def test_whole_rounds_of_wide_tiles_are_few() -> None:
+    """One more round than half of the GPU's: 128 block rows by up to 1024 columns."""
+    large = BsrProblem(8192, 8192, 8192, 26 * 128, 64, 64)
+    wide = [choose(replace(large, n=n)) for n in (1000, 1024, 2048)]
+    assert all(config is not None and config.tile == (64, 512) and config.pairs for config in wide)
+    assert choose(replace(large, n=1000, m=4096)) == choose(replace(large, n=1024, m=4096))
+
+
+def test_loads_have_few_zeros_behind_a_block() -> None:
+    units = {k: unit_along_k(k, 304, False, False) for k in range(16, 257, 16)}
+    assert units == {
+        16: 16, 32: 32, 48: 48, 64: 64, 80: 80, 96: 32, 112: 16, 128: 64,
+        144: 48, 160: 32, 176: 64, 192: 64, 208: 32, 224: 32, 240: 64, 256: 64,
+    }  # fmt: skip
+    assert unit_along_k(80, 320, True, False) == 16  # four stages of 80 would hardly fit
+    assert unit_along_k(112, 320, True, False) == 64  # the tensor cores are what counts there
+    assert unit_along_k(80, 304, False, True) == 64  # rows along K are as long as they can be
+    assert [unit_of_wide_tile(k) for k in (64, 80, 96, 112, 176)] == [32, 16, 32, 16, 32]
+
+
+def test_few_columns_have_tiles_of_their_own_size() -> None:
+    """On WGMMA's M no tile has fewer than 64 of them."""
+    columns = (8, 24, 40, 64, 96, 136, 192, 200)
+    for block, extents in (
+        (64, (16, 32, 64, 64, 128, 192, 192, 256)),
+        (48, (64,) * 4 + (128, 192, 192, 256)),
+    ):
+        tiles = [choose(BsrProblem(32 * block, n, 2048, 99, block, 64)) for n in columns]
+        assert tuple(config.tile_x for config in tiles if config is not None) == extents
+
+
+def test_blocks_between_powers_of_two() -> None:
+    """They use all of each byte that is loaded: tiles of 256 columns, and pairs where L2 is the bound."""
+    large = BsrProblem(8160, 8192, 8160, 20 * 170, 48, 80)
+    config = choose(large)
+    assert config is not None and config.tile == (256, 48) and config.pairs and config.unit_k == 80
+    few = choose(replace(large, n=512))
+    assert few == unpaired(config)
+    for extent, schedule in ((96, Schedule.PINGPONG), (112, Schedule.COOPERATIVE)):
+        size = 8192 // extent * extent
+        config = choose(BsrProblem(size, 8192, size, 1000, extent, extent))
+        assert config is not None and config.tile == (256, extent) and not config.pairs
+        assert config.schedule is schedule
+    beside = choose(BsrProblem(8192, 8192, 8160, 20 * 64, 128, 80))
+    assert beside is not None and beside.tile == (128, 256) and beside.unit_k == 16
 
 
 def test_small_blocks_come_in_pairs_where_the_dense_matrix_is_contiguous_along_k() -> None:

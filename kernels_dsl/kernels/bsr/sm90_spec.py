@@ -8,7 +8,8 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
-from kernels_dsl.config.bsr import STAGE_K, NanRule, Sm90BsrConfig
+from kernels_dsl.config.bsr import NanRule, Sm90BsrConfig
+from kernels_dsl.config.bsr_tiles import STAGE_K
 
 MOST_N = 256
 """Of one WGMMA."""
@@ -159,7 +160,7 @@ def make_spec(
     shares_n = 1 if tile_n <= MOST_N else 2
     if shares_n > 1 and (pingpong or promoted or tile_m != 64 or tile_n > 2 * MOST_N):
         raise ValueError(f"tile is {tile_m} x {tile_n}, must be cooperative and have 64 rows for such an N")
-    consumers = 2 if pingpong or shares_n > 1 else {64: 1, 128: 2, 192: 3, 256: 2}[tile_m]
+    consumers = 2 if pingpong or shares_n > 1 else {64: 1, 128: 2, 192: 3}.get(tile_m, 2)
     wg_m = tile_m if pingpong else tile_m * shares_n // consumers
     wg_n = tile_n // shares_n
     epi_n = epilogue_columns(wg_n, mD.element_type)

@@ -25,6 +25,10 @@ from kernels_dsl.sparse.together import PACK
         ((64, 64), False, True),
         ((128, 128), False, False),
         ((512, 112), True, False),
+        ((48, 80), False, False),
+        ((96, 96), True, False),
+        ((112, 112), False, False),
+        ((128, 80), False, False),
     ],
     ids=str,
 )
@@ -109,6 +113,26 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool, dtypes: tupl
     steps = -(-block[1] // 32)
     waves = config.tile[0] // 128 if config.tile[0] > 64 else 1  # of 64 rows of a warpgroup
     assert entry.instructions[product] == steps * config.units * waves  # one group, no peeled copy of it
+
+
+@pytest.mark.parametrize("block", [(64, 64), (128, 128), (32, 32), (16, 16), (96, 96)], ids=str)
+def test_few_columns(block: tuple[int, int]) -> None:
+    rows, inner = 8 * block[0], 8 * block[1]
+    for columns in (8, 24, 40, 136):
+        config = choose(BsrProblem(rows, columns, inner, 9, *block))
+
+        def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        args = (
+            meta(9, *block), meta(inner, columns), meta(rows, columns), meta(54, dtype=torch.int32),
+            meta(1, dtype=torch.int32), None, (), 132,
+        )  # fmt: skip
+        compiled = FUNCTIONS["sm90"].compile(
+            *args, arch="sm_90a", config=config, epilogue=LinearEpilogue(), layout=BsrLayout(block)
+        )
+        (entry,) = compiled.resources()
+        assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, config
 
 
 @pytest.mark.parametrize(("extent", "left"), [(64, False), (32, True)])

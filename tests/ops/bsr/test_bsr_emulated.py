@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels_dsl.config.bsr import MatchRule
+from kernels_dsl.config.bsr import MatchRule, Sm90BsrConfig
 from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.ops.bsr.sampled import bsr_sddmm
@@ -47,6 +47,13 @@ HOPPER = [
     Case("uniform", (2, 3), (128, 64), 24, form="at b", out_dtype=torch.float32),
     Case("one_heavy_row", (3, 4), (32, 80), 21, form="b at", pad=3, sorted_columns=False),
     Case("full", (40, 1), (16, 16), 24, columns_contiguous=True),  # the dense factor goes through a copy
+    Case("empty_rows", (3, 4), (48, 80), 264, linear=True),  # loads of a whole block
+    Case("power_law", (3, 3), (96, 96), 24, form="at b"),
+    Case("one_heavy_row", (2, 3), (112, 112), 264),  # loads of 16 along K, warpgroups share a tile
+    Case("power_law", (2, 4), (128, 80), 136, sorted_columns=False),
+    Case("uniform", (3, 4), (64, 64), 8),
+    Case("empty_rows", (3, 4), (64, 64), 40, form="b at"),
+    Case("uniform", (3, 4), (32, 32), 40),
 ]
 
 
@@ -63,6 +70,8 @@ def test_integers_match_bit_for_bit_on_hopper(case: Case) -> None:
         # Warpgroups share along N; kept blocks have a ring of their own, in which each takes two stages.
         # Of three lists two are a pair, with two blocks in common of two and three, and one is alone.
         (Case("power_law", (3, 3), (80, 64), 520, form="at b", linear=True), 2, True),
+        (Case("power_law", (3, 3), (64, 80), 520), 2, True),  # in parts of 16 along K
+        (Case("power_law", (5, 4), (48, 80), 264, linear=True), 4, True),  # pairs of lists on WGMMA's N
         (Case("power_law", (4, 5), (64, 64), 600), 4, False),  # pairs of CTAs, ping-pong
         (Case("one_heavy_row", (3, 36), (128, 16), 264, kept=33), 2, False),  # one pair, lists of two fetches
         (Case("power_law", (4, 5), (32, 80), 300, form="b at", batch=(True, True)), 4, True),  # pairs again
@@ -85,6 +94,7 @@ def test_clusters_take_items_until_there_are_none(
 
     if wide:
         monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
+        monkeypatch.setattr("kernels_dsl.config.bsr.PAIRED_ITEMS", {True: 1, False: 1})
         monkeypatch.setattr("kernels_dsl.sparse.lists.RULE", MatchRule(cost=0))
     monkeypatch.setattr("kernels_dsl.ops.operation.target_of", few)
     monkeypatch.setattr("kernels_dsl.ops.bsr.plan.tile_counter", counter)
@@ -119,6 +129,18 @@ def test_long_lists_come_in_pieces(
         bsr_cases.run(replace(case, family="sm90"), "cpu")
     assert not session.reports
     bsr_cases.check_pieces(pieces)
+
+
+def test_tiles_of_more_than_256_rows_of_the_dense_matrix() -> None:
+    """For a caller's configuration: each of two warpgroups has 192 or 256 of them."""
+    matrix = random_bsr("power_law", (3, 4), (48, 80), 2, seed=1)
+    b = integers((320, 520), torch.bfloat16, seed=2)
+    for rows, unit_k in ((384, 80), (512, 16)):
+        config = Sm90BsrConfig(48, rows, False, unit_k)
+        with emulator.run(arch="sm_90a") as session:
+            found = bsr_gemm(bsr_cases.sparse_of(matrix), b, config=config)
+        assert not session.reports
+        assert torch.equal(found, matmul(matrix, b).bfloat16())
 
 
 def test_sums_of_pieces_repeat_and_the_epilogue_comes_once(
