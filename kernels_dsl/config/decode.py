@@ -42,9 +42,13 @@ MAX_FIXED_SPLITS = 2048
 DOUBLINGS = 24
 _RESERVED = 1024
 """Bytes of an SM's shared memory that each CTA takes beside its own."""
-_STATS = 1024
+_STATS = 784
 FACTORS_OFFSET = 512
 """Bytes from a CTA's row maxima and sums to the factors of its rows of Q."""
+ARRIVED_OFFSET = 768
+"""The same to the number of splits that were there before its own."""
+ARRIVALS = 4
+"""Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4
 MERGED_COLUMNS = 32
 """Columns of the warps' outputs that are merged at a time, where they have shared memory of their own."""
@@ -104,7 +108,8 @@ class DecodeConfig:
     loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
     rows with cp.async, and a stage has both. `evict_first`: TMA's loads, which no other item repeats, leave
     L2 to partial results. `k_ahead`: blocks of K that TMA loads ahead of their V; above 0 each has a ring of
-    its own.
+    its own. `merges`: the CTA that has the last split of a tile merges them all; else a second kernel does.
+    `queued`: CTAs take items as they become free, by a counter, where TMA loads. `wanted_log2`: of all rows.
     """
 
     dim: int
@@ -119,6 +124,10 @@ class DecodeConfig:
     box: int = 0
     evict_first: bool = False
     k_ahead: int = 0
+    merges: bool = False
+    queued: bool = False
+    hints: bool = False
+    wanted_log2: int = -1
 
     @property
     def most_splits(self) -> int:

@@ -43,6 +43,10 @@ class Lengths(NamedTuple):
     """Queries in all."""
 
 
+class Unsettled(Lengths):
+    """The same before the kernel that may write them has ended."""
+
+
 class PartRoom(NamedTuple):
     """Room for the partial results of a sequence: `each` rows for each query row, and `more`."""
 
@@ -93,7 +97,11 @@ def length_of(lengths: Lengths, batch: Int32) -> Int32:
     """Keys of a sequence, within what its cache has room for."""
     keys = lengths.capacity
     if cutlass.const_expr(lengths.used is not None):
-        keys = cutlass.min(cutlass.max(lengths.used[batch], Int32(0)), lengths.capacity)
+        if cutlass.const_expr(isinstance(lengths, Unsettled)):
+            keys = cute.arch.load(lengths.used.iterator + batch, Int32, sem="relaxed", scope="gpu")
+        else:
+            keys = lengths.used[batch]
+        keys = cutlass.min(cutlass.max(keys, Int32(0)), lengths.capacity)
     return keys
 
 
@@ -122,7 +130,7 @@ def splits_of(
     batch: Int32,
     left: Int32,
 ) -> Splits:
-    """The splits of a sequence; none where it has no keys."""
+    """The splits of a sequence; none where it has no keys, or an empty one if CTAs merge."""
     k_len, queries = length_of(lengths, batch), queries_of(config, lengths, batch)
     visible = Int32(0)
     if cutlass.const_expr(variant.left):
@@ -131,17 +139,22 @@ def splits_of(
         begin, size = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT)
     else:
         begin = visible // STEP * STEP
-        size = split_size(k_len - begin, queries.rows)
-    return Splits(queries, k_len, visible, begin, size, (k_len - begin + size - 1) // size)
+        size = split_size(k_len - begin, queries.rows, config.wanted_log2)
+    count = (k_len - begin + size - 1) // size
+    if cutlass.const_expr(config.merges):
+        count = cutlass.max(count, Int32(1))
+    return Splits(queries, k_len, visible, begin, size, count)
 
 
-def split_size(keys: Int32, rows: Int32) -> Int32:
+def split_size(keys: Int32, rows: Int32, fewer: int = -1) -> Int32:
     """`config.decode.split_keys`."""
     wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
     for found in reversed(SPLITTINGS[:-1]):
         pick = partial(choose, rows <= found.rows, kind=Int32)
         wanted_log2, long = pick(found.wanted_log2, wanted_log2), pick(found.long, long)
         most_log2 = pick(found.most_log2, most_log2)
+    if fewer >= 0:
+        wanted_log2 = Int32(fewer)
     short = cutlass.min((keys + (Int32(1) << wanted_log2) - 1) >> wanted_log2, long)
     wanted = cutlass.max((keys + (Int32(1) << most_log2) - 1) >> most_log2, short)
     size = Int32(STEP)

@@ -24,6 +24,7 @@ from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
 
 from .decode_sm90_consumer import consume
+from .decode_sm90_hints import hint_first_item
 from .decode_sm90_producer import ITEM_WORDS, Loads, Mail, Shared, produce
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork
@@ -52,6 +53,9 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
+    if cutlass.const_expr(early and spec.config.hints):
+        if warp == computing:
+            hint_first_item(spec, work, loads, shared)
     if cutlass.const_expr(early):
         # All of the above ran beside the tail of the kernel before this one. The merge reads lengths before
         # it waits for this kernel, so it must not start before they are there.

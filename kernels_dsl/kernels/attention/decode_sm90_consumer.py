@@ -9,6 +9,7 @@ from kernels_dsl.blocks.hw.barriers import NamedBarrier, fence_for_async_readers
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 
+from .decode_last import merge_if_last
 from .decode_sm90_producer import ITEM_WORDS, Shared, item_of
 from .decode_spec import Spec
 from .decode_tile import (
@@ -45,6 +46,8 @@ def consume(spec: Spec, work: DecodeWork, shared: Shared):
         mail_state.advance()
         state = attend(spec, work, shared, item, site, own, state)
         finish(spec, work, item, site, own)
+        if cutlass.const_expr(spec.config.merges):
+            merge_if_last(spec, work, item, site)
         mail.ring.consumer_wait(mail_state)
 
 
