@@ -18,13 +18,15 @@ from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 from kernels_dsl.config.decode import ARRIVALS, ARRIVED_OFFSET
 
 from .decode_merge import THREADS, VECTOR, sink_of, store_merged
-from .decode_spec import Spec
+from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, Item, Site, sync_computing
 
 FEW = 8
 """Partial results of which a thread loads vectors at a time, or one for each group if these are more."""
 MANY = 16
 """The same where there are so many."""
+ROWS = 1
+"""Rows of FEW of which a thread loads vectors at a time."""
 LOOKED_AT = 32
 """Log-sum-exps that a thread loads at a time of more than FEW."""
 
@@ -32,6 +34,8 @@ LOOKED_AT = 32
 class RowParts(NamedTuple):
     """A vector of a row's partial results: `count` of them."""
 
+    at: tuple[Int32, Int32, Int32]
+    """Sequence, query, head."""
     first: Int32
     """Number of the first split's row."""
     step: Int32
@@ -49,11 +53,36 @@ def merge_if_last(spec: Spec, work: DecodeWork, item: Item, site: Site):
     """Merges the splits of the item's tile if this one was the last. The item's results are stored, and all
     threads that compute have met since."""
     if arrive(spec, work, item, site):
-        vectors = cutlass.const_expr(spec.config.dim // VECTOR)
-        threads = cutlass.const_expr(spec.config.computing_threads)
-        for number in cutlass.range(site.thread, item.rows * vectors, threads, unroll=1):
-            row = number // vectors
-            merge_vector(spec, work, item, row, number - row * vectors)
+        size = cutlass.const_expr(whole_groups(spec, FEW))
+        vectors, threads = cutlass.const_expr((spec.config.dim // VECTOR, spec.config.computing_threads))
+        if item.splits.count <= size:
+            for number in cutlass.range(site.thread, item.rows * vectors, ROWS * threads, unroll=1):
+                merge_few(spec, work, item, number)
+        else:
+            for number in cutlass.range(site.thread, item.rows * vectors, threads, unroll=1):
+                merge_vector(spec, work, row_parts(spec, item, number))
+
+
+def whole_groups(spec: DecodeSpec, size: int) -> int:
+    """About `size` partial results: a multiple of the groups that are summed apart."""
+    groups = groups_of(spec)
+    return max(1, size // groups) * groups
+
+
+def groups_of(spec: DecodeSpec) -> int:
+    """Groups of threads that would share a row."""
+    return THREADS // (spec.config.dim // VECTOR)
+
+
+def row_parts(spec: DecodeSpec, item: Item, number: Int32) -> RowParts:
+    """Vector number `number` of the tile."""
+    vectors, pack = spec.config.dim // VECTOR, spec.config.pack
+    row = number // vectors
+    of_head = item.row + row
+    at = (item.batch, of_head // pack, item.head * pack + of_head % pack)
+    return RowParts(
+        at, item.first_part + row, item.splits.queries.rows, item.splits.count, number - row * vectors
+    )
 
 
 @cute.jit
@@ -66,9 +95,7 @@ def arrive(spec: Spec, work: DecodeWork, item: Item, site: Site) -> Boolean:
         tile = (item.batch * work.kv_heads + item.head) * tiles + item.row // spec.config.rows
         address = work.counters + Int64(tile + ARRIVALS) * 4
         counter = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=4)
-        cute.arch.fence_acq_rel_gpu()
         before = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
-        cute.arch.fence_acq_rel_gpu()
         others[0] = before
         if before == item.splits.count - 1:
             cute.make_tensor(counter, cute.make_layout(1))[0] = Int32(0)
@@ -76,73 +103,114 @@ def arrive(spec: Spec, work: DecodeWork, item: Item, site: Site) -> Boolean:
     return others[0] == item.splits.count - 1
 
 
+class Sums(NamedTuple):
+    """Weighted sums of partial results, and of their weights, by groups."""
+
+    rows: cute.Tensor
+    weights: cute.Tensor
+
+
+class Loaded(NamedTuple):
+    """A vector of some partial results, and their log-sum-exps."""
+
+    values: cute.Tensor
+    lse: cute.Tensor
+
+
+def no_sums(spec: DecodeSpec) -> Sums:
+    """Zeros."""
+    groups = groups_of(spec)
+    sums = Sums(cute.make_rmem_tensor((VECTOR, groups), Float32), cute.make_rmem_tensor(groups, Float32))
+    for x in sums:
+        x.fill(0.0)
+    return sums
+
+
+def no_parts(size: int) -> Loaded:
+    """Room for `size` of them."""
+    return Loaded(cute.make_rmem_tensor((VECTOR, size), Float32), cute.make_rmem_tensor(size, Float32))
+
+
 @cute.jit
-def merge_vector(spec: Spec, work: DecodeWork, item: Item, row: Int32, vector: Int32):
-    """Merges a vector of a row of the tile and stores it."""
-    pack, merge, count = spec.config.pack, work.merge, item.splits.count
-    groups = cutlass.const_expr(THREADS // (spec.config.dim // VECTOR))
-    of_head = item.row + row
-    at = (item.batch, of_head // pack, item.head * pack + of_head % pack)
-    parts = RowParts(item.first_part + row, item.splits.queries.rows, count, vector)
-    highest = Float32(-math.inf)
-    if cutlass.const_expr(merge.sinks is not None):
-        highest = sink_of(merge, at[2])
-    base = finite_or_zero(highest_of(work, parts, highest))
-    totals = cute.make_rmem_tensor(groups, Float32)
-    sums = cute.make_rmem_tensor((VECTOR, groups), Float32)
-    totals.fill(0.0)
-    sums.fill(0.0)
-    many, few = (cutlass.const_expr(max(1, size // groups) * groups) for size in (MANY, FEW))
+def merge_few(spec: Spec, work: DecodeWork, item: Item, number: Int32):
+    """Merges vector number `number` of the tile and ROWS - 1 later ones: all loads, then all sums."""
+    size = cutlass.const_expr(whole_groups(spec, FEW))
+    vectors, threads = cutlass.const_expr((spec.config.dim // VECTOR, spec.config.computing_threads))
+    loaded = [no_parts(size) for _ in range(ROWS)]
+    for r in range_constexpr(ROWS):
+        own = number + r * threads
+        if own < item.rows * vectors:
+            load_parts(spec, work, row_parts(spec, item, own), Int32(0), loaded[r])
+    for r in range_constexpr(ROWS):
+        own = number + r * threads
+        if own < item.rows * vectors:
+            parts = row_parts(spec, item, own)
+            highest = least_of(work, parts)
+            for n in range_constexpr(size):
+                highest = cute.arch.fmax(highest, loaded[r].lse[n])
+            base, sums = finite_or_zero(highest), no_sums(spec)
+            add_parts(parts, Int32(0), loaded[r], sums, base)
+            store_sums(work, parts, sums, base)
+
+
+@cute.jit
+def merge_vector(spec: Spec, work: DecodeWork, parts: RowParts):
+    """Merges a vector of a row of many partial results and stores it."""
+    highest, count, sums = least_of(work, parts), parts.count, no_sums(spec)
+    for begin in cutlass.range(0, count, LOOKED_AT, unroll=1):
+        for n in range_constexpr(LOOKED_AT):
+            highest = cute.arch.fmax(highest, work.part_lse[parts.number(begin + n)])
+    base = finite_or_zero(highest)
+    many, few = cutlass.const_expr((whole_groups(spec, MANY), whole_groups(spec, FEW)))
     whole = count // many * many
     for begin in cutlass.range(0, whole, many, unroll=1):
-        add_parts(spec, work, parts, begin, many, sums, totals, base)
+        loaded = no_parts(many)
+        load_parts(spec, work, parts, begin, loaded)
+        add_parts(parts, begin, loaded, sums, base)
     for begin in cutlass.range(whole, count, few, unroll=1):
-        add_parts(spec, work, parts, begin, few, sums, totals, base)
-    for g in range_constexpr(1, groups):
-        totals[0] = totals[0] + totals[g]
-        for i in range_constexpr(VECTOR):
-            sums[i, 0] = sums[i, 0] + sums[i, g]
-    store_merged(merge, at, vector, sums[None, 0], totals[0], base)
+        loaded = no_parts(few)
+        load_parts(spec, work, parts, begin, loaded)
+        add_parts(parts, begin, loaded, sums, base)
+    store_sums(work, parts, sums, base)
+
+
+def least_of(work: DecodeWork, parts: RowParts) -> Float32:
+    """What the highest log-sum-exp is at least."""
+    if work.merge.sinks is None:
+        return Float32(-math.inf)
+    return sink_of(work.merge, parts.at[2])
 
 
 @cute.jit
-def highest_of(work: DecodeWork, parts: RowParts, highest: Float32) -> Float32:
-    """The highest log-sum-exp of a row's partial results, at least `highest`."""
-    if parts.count <= FEW:
-        for n in range_constexpr(FEW):
-            highest = cute.arch.fmax(highest, work.part_lse[parts.number(Int32(n))])
-    else:
-        for begin in cutlass.range(0, parts.count, LOOKED_AT, unroll=1):
-            for n in range_constexpr(LOOKED_AT):
-                highest = cute.arch.fmax(highest, work.part_lse[parts.number(begin + n)])
-    return highest
-
-
-@cute.jit
-def add_parts(
-    spec: Spec,
-    work: DecodeWork,
-    parts: RowParts,
-    begin: Int32,
-    size: cutlass.Constexpr[int],
-    sums: cute.Tensor,
-    totals: cute.Tensor,
-    base: Float32,
-):
-    """Adds `size` partial results of a row from number `begin` on, a multiple of the groups."""
-    groups = cutlass.const_expr(cute.size(totals))
-    values = cute.make_rmem_tensor((VECTOR, size), Float32)
-    lse = cute.make_rmem_tensor(size, Float32)
-    for n in range_constexpr(size):
+def load_parts(spec: Spec, work: DecodeWork, parts: RowParts, begin: Int32, into: Loaded):
+    """Loads the partial results of a row from number `begin` on; past the last one that one again."""
+    for n in range_constexpr(cute.size(into.lse)):
         part = parts.number(begin + n)
-        lse[n] = work.part_lse[part]
+        into.lse[n] = work.part_lse[part]
         place = work.parts.toint() + (Int64(part) * spec.config.dim + parts.vector * VECTOR) * 4
         source = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
-        cute.autovec_copy(cute.make_tensor(source, cute.make_layout(VECTOR)), values[None, n])
-    for n in range_constexpr(size):
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout(VECTOR)), into.values[None, n])
+
+
+@cute.jit
+def add_parts(parts: RowParts, begin: Int32, loaded: Loaded, sums: Sums, base: Float32):
+    """Adds partial results of a row from number `begin` on, a multiple of the groups."""
+    groups = cutlass.const_expr(cute.size(sums.weights))
+    for n in range_constexpr(cute.size(loaded.lse)):
         if begin + n < parts.count:
             group = cutlass.const_expr(n % groups)
-            weight = cute.math.exp2(lse[n] - base, fastmath=True)
-            totals[group] = totals[group] + weight
+            weight = cute.math.exp2(loaded.lse[n] - base, fastmath=True)
+            sums.weights[group] = sums.weights[group] + weight
             for i in range_constexpr(VECTOR):
-                sums[i, group] = sums[i, group] + weight * values[i, n]
+                sums.rows[i, group] = sums.rows[i, group] + weight * loaded.values[i, n]
+
+
+@cute.jit
+def store_sums(work: DecodeWork, parts: RowParts, sums: Sums, base: Float32):
+    """Adds the groups' sums and stores the result."""
+    total, row = sums.weights[0], sums.rows[None, 0]
+    for g in range_constexpr(1, cute.size(sums.weights)):
+        total = total + sums.weights[g]
+        for i in range_constexpr(VECTOR):
+            row[i] = row[i] + sums.rows[i, g]
+    store_merged(work.merge, parts.at, parts.vector, row, total, base)

@@ -54,7 +54,7 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
     if cutlass.const_expr(early and spec.config.hints):
-        if warp == computing:
+        if warp == 0:  # the one that loads must be ready when the wait ends
             hint_first_item(spec, work, loads, shared)
     if cutlass.const_expr(early):
         # All of the above ran beside the tail of the kernel before this one. The merge reads lengths before

@@ -415,9 +415,9 @@ def _workspace(elements: int, target: Target, device: torch.device) -> Memory:
     no allocation."""
     index = target.index
     if elements <= KEPT:
-        return lambda: (own_workspace(index, elements), 0)
+        return lambda: (own_workspace(index, elements), addresses(index, 1, ARRIVALS)[1])
     make = allocate.maker((elements,), torch.float32, device)
-    return lambda: (lowering.Address(make()), 0)
+    return lambda: (lowering.Address(make()), addresses(index, 1, ARRIVALS)[1])
 
 
 def _with_counters(elements: int, words: int, target: Target, device: torch.device) -> Memory:
