@@ -1,9 +1,9 @@
 """The decoding kernel of Hopper: a warp that loads keys and values by TMA, and warps that compute.
 
-    producer   item 0: K | Q | V | K | V ...  item 1: ...     as far as stages of the ring are empty
+    producer   item 0: K | Q | K | V | K | V ...  item 1: ...     as far as stages of the rings are empty
     others     wait for Q | wait for K, scores, softmax | wait for V, P V | ... | merge, store
 
-The ring goes on from item to item, so keys are on their way while an item's lengths and pages are looked up,
+K and V have a ring each, which goes on from item to item, so keys are on their way while an item's lengths and pages are looked up,
 its Q is loaded and its outputs are merged. A stage has a block of K or of V; each warp of those that compute
 waits for it and releases it by itself. Q and the description of an item come through the mail, a ring of one
 stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp; full of the mail the 32 lanes of
@@ -76,7 +76,7 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     stages, warps = spec.ring_stages, config.computing_threads // 32
     rings = [
         make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1))
-        for n in range(2 if config.k_ahead else 1)
+        for n in range(2)
     ]
     mail = pipeline.PipelineAsync.create(
         barrier_storage=barriers + 2 * config.stages,
@@ -88,4 +88,4 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     words = shared_pointer(Int32, base + config.mail_offset, 16)
     slot = cute.make_tensor(words, cute.make_layout(ITEM_WORDS))
     boxes = cute.make_tensor(boxes, layout.outer)
-    return Shared(base, boxes, rings[0], rings[-1], Mail(mail, slot))
+    return Shared(base, boxes, *rings, Mail(mail, slot))

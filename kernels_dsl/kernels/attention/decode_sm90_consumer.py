@@ -56,9 +56,9 @@ def attend(
     spec: Spec, work: DecodeWork, shared: Shared, item: Item, site: Site, own: State, state: PipelineState
 ) -> PipelineState:
     """This warp's unnormalised output over its keys of the split, by blocks in their order."""
-    config, apart = spec.config, spec.config.k_ahead
+    config = spec.config
     blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
-    values = blocks + (spec.ring_stages * config.stage_bytes if apart else 0)
+    values = blocks + spec.ring_stages * config.stage_bytes
     steps = steps_of(spec, item)
     for step in cutlass.range(steps, unroll=1):
         start = item.begin + step * config.tile_n + site.warp_n * spec.warp_keys
@@ -66,8 +66,6 @@ def attend(
         p = take_keys(spec, work, item, site, own, blocks + state.index * config.stage_bytes, start)
         cute.arch.sync_warp()
         shared.k.consumer_release(state)
-        if cutlass.const_expr(not apart):
-            state.advance()
         shared.v.consumer_wait(state)
         address = values + state.index * config.stage_bytes
         clear_values(spec, item, site, address, start)

@@ -54,12 +54,12 @@ class Shared(NamedTuple):
     """(rows, width, column blocks, boxes of all stages)"""
     k: pipeline.PipelineTmaAsync
     v: pipeline.PipelineTmaAsync
-    """The same ring as K's, or V's own, whose stages follow those of K's."""
+    """Its stages follow those of K's."""
     mail: Mail
 
 
 class Position(NamedTuple):
-    """Positions in the rings of K and V, the former that of both where they share one, and in the mail."""
+    """Positions in the rings of K and V, and in the mail."""
 
     k: PipelineState
     v: PipelineState
@@ -81,10 +81,7 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
             asked = ask_number(queue)
         item = find_keys(spec, work, found.batch, found.number)
         position = Position(k_state, v_state, mail_state)
-        if cutlass.const_expr(spec.config.k_ahead):
-            position = load_item_ahead(spec, work, loads, shared, item, position)
-        else:
-            position = load_item(spec, work, loads, shared, item, position)
+        position = load_item(spec, work, loads, shared, item, position)
         k_state, v_state, mail_state = position
         if cutlass.const_expr(spec.config.queued):
             index = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(asked, 0)) + ctas
@@ -111,36 +108,8 @@ def load_item(
     item: Item,
     position: Position,
 ) -> Position:
-    """Loads one item. Q comes after the first K, which need not wait until the item before has begun."""
-    box = spec.config.box
-    ring_state, v_state, mail_state = position
-    walk = start_walk(spec, work, loads, shared, item)
-    pages = first_pages(walk.source, walk.wanted, box)
-    steps = steps_of(spec, item)
-    for step in cutlass.range(steps, unroll=1):
-        number = step * spec.boxes
-        pages = pages_at(walk.source, walk.wanted, box, number, pages)
-        block = partial(load_block, spec, work, walk.wanted, pages, number)
-        ring_state = put(shared.k, ring_state, partial(block, walk.load_k))
-        if step == 0:
-            send_item(spec, work, shared, item, mail_state)
-        ring_state = put(shared.v, ring_state, partial(block, walk.load_v))
-    if steps <= 0:
-        send_item(spec, work, shared, item, mail_state)
-    mail_state.advance()
-    return Position(ring_state, v_state, mail_state)
-
-
-@cute.jit
-def load_item_ahead(
-    spec: Spec,
-    work: DecodeWork,
-    loads: cutlass.Constexpr,
-    shared: Shared,
-    item: Item,
-    position: Position,
-) -> Position:
-    """The same with two rings, each V after `k_ahead` blocks of K past its own."""
+    """Loads one item, each V after `k_ahead` blocks of K past its own. Q comes after the first K, which need
+    not wait until the item before has begun."""
     box, ahead = spec.config.box, spec.config.k_ahead
     k_state, v_state, mail_state = position
     walk = start_walk(spec, work, loads, shared, item)
