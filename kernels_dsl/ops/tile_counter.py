@@ -1,8 +1,8 @@
 """Counters that kernels hand out their work tiles with or meet at: zero before a launch and again after it.
 
 Launches that can run at the same time need counters of their own. Those of one stream run one after the
-other, so they share one. Launches that a CUDA graph captures may be replayed on any stream: those of one
-stream in one capture, which no replay runs at the same time, share one that nobody else has, for good.
+other, so they share one. A launch that a CUDA graph captures may be replayed on any stream, so it gets one
+that nobody else has, for good.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _slabs: dict[int, list[torch.Tensor]] = {}
 """All of a device, as graphs know the addresses alone; counters of the last one are free."""
 _taken: dict[int, int] = {}
 _taking = threading.Lock()
-_captured: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-"""By device and stream: the capture that it was in last, and the counters of its launches."""
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
 _with_workspace: dict[Any, tuple[tuple[torch.Tensor, torch.Tensor], int, int, Addresses]] = {}
 
@@ -48,7 +46,7 @@ def tile_counter(device: int) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.int32)
     stream = serial_stream(device)
     if stream is None:
-        return _of_capture(device)
+        return _fresh(device)
     counter = _by_stream.get((device, stream))
     if counter is None:
         counter = _by_stream[device, stream] = _fresh(device)
@@ -63,7 +61,7 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
         return torch.zeros(words, dtype=torch.int32), torch.empty(elements)
     stream = serial_stream(device)
     if stream is None:
-        return _of_capture(device, words), torch.empty(elements, device=f"cuda:{device}")
+        return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
     found = _with_workspace.get((device, stream))
     if found is None or found[1] < words or found[2] < elements:
         (counters, workspace), old_words, old_elements = found[:3] if found else ((None, None), 0, 0)
@@ -88,23 +86,6 @@ def addresses(device: int, elements: int, words: int = 1) -> Addresses:
             return found[3]
     counter, workspace = counter_and_workspace(device, elements, words)
     return Address(workspace), Address(counter)
-
-
-def _of_capture(device: int, words: int = 1) -> torch.Tensor:
-    """So many counters of the capture that the current stream is in."""
-    stream = _raw_stream(device)
-    capture = _capture_of(stream)
-    found = _captured.get((device, stream))
-    if found is None or found[0] != capture or found[1].shape[0] < words:
-        found = _captured[device, stream] = capture, _fresh(device, words)
-    return found[1]
-
-
-def _capture_of(stream: int) -> int:
-    """The number of the capture that a stream is in, unlike those of all others in the process."""
-    from cuda.bindings import driver
-
-    return int(driver.cuStreamGetCaptureInfo(stream)[2])
 
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:

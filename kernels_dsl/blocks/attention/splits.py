@@ -139,22 +139,20 @@ def splits_of(
         begin, size = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT)
     else:
         begin = visible // STEP * STEP
-        size = split_size(k_len - begin, queries.rows, config.wanted_log2)
+        size = split_size(k_len - begin, queries.rows)
     count = (k_len - begin + size - 1) // size
     if cutlass.const_expr(config.merges):
         count = cutlass.max(count, Int32(1))
     return Splits(queries, k_len, visible, begin, size, count)
 
 
-def split_size(keys: Int32, rows: Int32, fewer: int = -1) -> Int32:
+def split_size(keys: Int32, rows: Int32) -> Int32:
     """`config.decode.split_keys`."""
     wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
     for found in reversed(SPLITTINGS[:-1]):
         pick = partial(choose, rows <= found.rows, kind=Int32)
         wanted_log2, long = pick(found.wanted_log2, wanted_log2), pick(found.long, long)
         most_log2 = pick(found.most_log2, most_log2)
-    if fewer >= 0:
-        wanted_log2 = Int32(fewer)
     short = cutlass.min((keys + (Int32(1) << wanted_log2) - 1) >> wanted_log2, long)
     wanted = cutlass.max((keys + (Int32(1) << most_log2) - 1) >> most_log2, short)
     size = Int32(STEP)

@@ -1,9 +1,11 @@
 """Decoding attention: few query rows, many keys, split over the GPU. O = softmax(scale Q K^T + mask) V.
 
 Work items are (sequence, split of its keys, KV head, tile of query rows); the CTAs that fit the GPU take
-every n-th. The query rows of a KV head are `pack` query heads times the queries. An item's result, in float32
-with the log-sum-exp of its rows, goes to a workspace, where a second kernel merges the splits in their order
-(`decode_merge`). The split depends on a sequence's own lengths alone, so its bits do not depend on the batch.
+every n-th, or by TMA one when they are free. The query rows of a KV head are `pack` query heads times the
+queries. An item's result, in float32 with the log-sum-exp of its rows, goes to a workspace, where a second
+kernel merges the splits in their order (`decode_merge`), or where they are few the CTA that has the last one
+of a tile (`decode_last`). The split depends on a sequence's own lengths alone, so its bits do not depend on
+the batch.
 
     warps   rows / 16 along the queries, the others share the keys of a step; each has a softmax of its own
     step t  wait for block t, barrier | start copies of block t + stages - 1 | scores, softmax, P V of t
@@ -61,11 +63,13 @@ def attention_decode(
     variant: cutlass.Constexpr[AttentionVariant],
     early: cutlass.Constexpr[bool],
 ):
-    """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
-    Without `table` (B, pages of one) int32 a page is a sequence. With `starts` (B + 1,) int32 queries are
-    packed: q, out (T, H, D), `most_queries` of a sequence. workspace: address, on 16 bytes, of float32 for
-    what is merged, as `make_parts` says. k_scale, v_scale (1,), (Hk,) or (B, Hk) float32: factors of fp8
-    caches, None is 1. early: kernels may start before the one before them has ended (sm_90).
+    """Launches the kernel of the items, and the one that merges. q, out (B, Sq, H, D), k, v (pages, page
+    size, Hk, D), rows on 16 bytes. Without `table` (B, pages of one) int32 a page is a sequence. With
+    `starts` (B + 1,) int32 queries are packed: q, out (T, H, D), `most_queries` of a sequence. workspace:
+    address, on 16 bytes, of float32 for what is merged, as `make_parts` says. counters: address of int32, 0
+    before and after: ARRIVALS, and one a tile of query rows where CTAs merge. k_scale, v_scale (1,), (Hk,) or
+    (B, Hk) float32: factors of fp8 caches, None is 1. early: kernels may start before the one before them
+    has ended (sm_90).
     """
     if cutlass.const_expr(starts is not None):
         q, out, lse = as_one_sequence(q), as_one_sequence(out), as_one_sequence(lse)

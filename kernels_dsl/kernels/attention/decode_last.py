@@ -25,8 +25,6 @@ FEW = 8
 """Partial results of which a thread loads vectors at a time, or one for each group if these are more."""
 MANY = 16
 """The same where there are so many."""
-ROWS = 1
-"""Rows of FEW of which a thread loads vectors at a time."""
 LOOKED_AT = 32
 """Log-sum-exps that a thread loads at a time of more than FEW."""
 
@@ -53,14 +51,13 @@ def merge_if_last(spec: Spec, work: DecodeWork, item: Item, site: Site):
     """Merges the splits of the item's tile if this one was the last. The item's results are stored, and all
     threads that compute have met since."""
     if arrive(spec, work, item, site):
-        size = cutlass.const_expr(whole_groups(spec, FEW))
         vectors, threads = cutlass.const_expr((spec.config.dim // VECTOR, spec.config.computing_threads))
-        if item.splits.count <= size:
-            for number in cutlass.range(site.thread, item.rows * vectors, ROWS * threads, unroll=1):
-                merge_few(spec, work, item, number)
-        else:
-            for number in cutlass.range(site.thread, item.rows * vectors, threads, unroll=1):
-                merge_vector(spec, work, row_parts(spec, item, number))
+        for number in cutlass.range(site.thread, item.rows * vectors, threads, unroll=1):
+            parts = row_parts(spec, item, number)
+            if parts.count <= cutlass.const_expr(whole_groups(spec, FEW)):
+                merge_few(spec, work, parts)
+            else:
+                merge_many(spec, work, parts)
 
 
 def whole_groups(spec: DecodeSpec, size: int) -> int:
@@ -132,30 +129,20 @@ def no_parts(size: int) -> Loaded:
 
 
 @cute.jit
-def merge_few(spec: Spec, work: DecodeWork, item: Item, number: Int32):
-    """Merges vector number `number` of the tile and ROWS - 1 later ones: all loads, then all sums."""
-    size = cutlass.const_expr(whole_groups(spec, FEW))
-    vectors, threads = cutlass.const_expr((spec.config.dim // VECTOR, spec.config.computing_threads))
-    loaded = [no_parts(size) for _ in range(ROWS)]
-    for r in range_constexpr(ROWS):
-        own = number + r * threads
-        if own < item.rows * vectors:
-            load_parts(spec, work, row_parts(spec, item, own), Int32(0), loaded[r])
-    for r in range_constexpr(ROWS):
-        own = number + r * threads
-        if own < item.rows * vectors:
-            parts = row_parts(spec, item, own)
-            highest = least_of(work, parts)
-            for n in range_constexpr(size):
-                highest = cute.arch.fmax(highest, loaded[r].lse[n])
-            base, sums = finite_or_zero(highest), no_sums(spec)
-            add_parts(parts, Int32(0), loaded[r], sums, base)
-            store_sums(work, parts, sums, base)
+def merge_few(spec: Spec, work: DecodeWork, parts: RowParts):
+    """Merges a vector of a row of few partial results: all loads, then the sums."""
+    loaded, highest, sums = no_parts(whole_groups(spec, FEW)), least_of(work, parts), no_sums(spec)
+    load_parts(spec, work, parts, Int32(0), loaded)
+    for n in range_constexpr(cute.size(loaded.lse)):
+        highest = cute.arch.fmax(highest, loaded.lse[n])
+    base = finite_or_zero(highest)
+    add_parts(parts, Int32(0), loaded, sums, base)
+    store_sums(work, parts, sums, base)
 
 
 @cute.jit
-def merge_vector(spec: Spec, work: DecodeWork, parts: RowParts):
-    """Merges a vector of a row of many partial results and stores it."""
+def merge_many(spec: Spec, work: DecodeWork, parts: RowParts):
+    """Merges a vector of a row of any number of partial results."""
     highest, count, sums = least_of(work, parts), parts.count, no_sums(spec)
     for begin in cutlass.range(0, count, LOOKED_AT, unroll=1):
         for n in range_constexpr(LOOKED_AT):
@@ -175,7 +162,7 @@ def merge_vector(spec: Spec, work: DecodeWork, parts: RowParts):
 
 
 def least_of(work: DecodeWork, parts: RowParts) -> Float32:
-    """What the highest log-sum-exp is at least."""
+    """A lower bound of the highest log-sum-exp: the sink."""
     if work.merge.sinks is None:
         return Float32(-math.inf)
     return sink_of(work.merge, parts.at[2])

@@ -3,11 +3,11 @@
     producer   item 0: K | Q | K | V | K | V ...  item 1: ...     as far as stages of the rings are empty
     others     wait for Q | wait for K, scores, softmax | wait for V, P V | ... | merge, store
 
-K and V have a ring each, which goes on from item to item, so keys are on their way while an item's lengths and pages are looked up,
-its Q is loaded and its outputs are merged. A stage has a block of K or of V; each warp of those that compute
-waits for it and releases it by itself. Q and the description of an item come through the mail, a ring of one
-stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp; full of the mail the 32 lanes of
-the producer after their cp.async, empty all threads that compute.
+K and V have a ring each, which goes on from item to item, so keys are on their way while an item's lengths
+and pages are looked up, its Q is loaded and its outputs are merged. A stage has a block of K or of V; each
+warp of those that compute waits for it and releases it by itself. Q and the description of an item come
+through the mail, a ring of one stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp;
+full of the mail the 32 lanes of the producer after their cp.async, empty all threads that compute.
 
 Values past the end of a sequence, which may be NaN, come along in the last page that it has. The warp whose
 keys they are makes them zeros.
@@ -53,7 +53,7 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
-    if cutlass.const_expr(early and spec.config.hints):
+    if cutlass.const_expr(early and spec.config.hints and work.lengths.starts is None):
         if warp == 0:  # the one that loads must be ready when the wait ends
             hint_first_item(spec, work, loads, shared)
     if cutlass.const_expr(early):
@@ -75,8 +75,7 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     barriers = shared_pointer(Int64, base + config.barriers_offset, 8)
     stages, warps = spec.ring_stages, config.computing_threads // 32
     rings = [
-        make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1))
-        for n in range(2)
+        make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1)) for n in range(2)
     ]
     mail = pipeline.PipelineAsync.create(
         barrier_storage=barriers + 2 * config.stages,
@@ -88,4 +87,4 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     words = shared_pointer(Int32, base + config.mail_offset, 16)
     slot = cute.make_tensor(words, cute.make_layout(ITEM_WORDS))
     boxes = cute.make_tensor(boxes, layout.outer)
-    return Shared(base, boxes, *rings, Mail(mail, slot))
+    return Shared(base, boxes, rings[0], rings[1], Mail(mail, slot))

@@ -1,4 +1,4 @@
-"""What a CTA of the decoding kernel of Hopper will load first, asked of L2 while the kernel before still runs.
+"""Hints to L2 of what a CTA of the decoding kernel of Hopper loads first, while the kernel before runs.
 
 Lengths and pages may not have their values yet, nor may keys: what is read here only decides which lines L2
 brings. It goes past L1, so that nothing of it is found there later.

@@ -20,6 +20,7 @@ from kernels_dsl.config.decode import (
     FIXED_SPLIT,
     MAX_FIXED_SPLITS,
     MAX_KEYS,
+    MOST_MERGED,
     DecodeConfig,
     decode_config,
     extra_part_rows,
@@ -131,6 +132,15 @@ class DecodeCall:
     def tiles(self, rows: int) -> int:
         """Tiles of so many query rows, of sequences that are not packed."""
         return self.batch * self.kv_heads * -(-self.q_len * self.pack // rows)
+
+    def merges(self, config: DecodeConfig, ctas: int) -> bool:
+        """True where the CTA of a tile's last split should merge them all. With an item a CTA at most, a
+        second launch costs more than that does, on the host too, if the splits are few."""
+        if self.packed or self.fixed:
+            return False
+        splits = most_splits(self.capacity, self.together)
+        few = splits * min(config.rows, self.together) <= MOST_MERGED
+        return few and splits * self.tiles(config.rows) <= ctas
 
     @property
     def parts_each(self) -> int:
@@ -332,8 +342,9 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     )
     # Where splits are fixed one kernel serves all numbers of queries.
     tiled = decoded.fixed or decoded.q_len * decoded.pack > config.rows
-    merges = not decoded.fixed and not decoded.packed
-    config = replace(config, tiled=tiled, fixed=decoded.fixed, merges=merges)
+    config = replace(config, tiled=tiled, fixed=decoded.fixed)
+    merges = decoded.merges(config, target.device.sm_count * config.ctas_per_sm)
+    config = replace(config, merges=merges)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:
@@ -349,11 +360,8 @@ def _launching(
     extents: tuple[int, ...],
 ) -> DecodePlan:
     device = call.q.device
-    elements = decoded.part_rows * (config.dim + 1)
-    if config.merges:
-        memory = _with_counters(elements, ARRIVALS + decoded.tiles(config.rows), target, device)
-    else:
-        memory = _workspace(elements, target, device)
+    words = ARRIVALS + (decoded.tiles(config.rows) if config.merges else 0)
+    memory = _memory(decoded.part_rows * (config.dim + 1), words, config.merges, target, device)
     make_out = allocate.maker(tuple(call.q.shape), call.q.dtype, device)
     make_lse = allocate.maker(decoded.lse_shape, torch.float32, device)
     # About as many as there are at most: more CTAs would have none.
@@ -410,23 +418,16 @@ Memory = Callable[[], tuple[int, int]]
 """Gives the addresses of partial results and of counters for the next launch."""
 
 
-def _workspace(elements: int, target: Target, device: torch.device) -> Memory:
-    """So many float32 for two kernels, and no counters: where they are few in memory that is kept, which costs
-    no allocation."""
+def _memory(elements: int, words: int, one_kernel: bool, target: Target, device: torch.device) -> Memory:
+    """So many float32, where they are few in memory that is kept, which costs no allocation; so many
+    counters, which the launches of a stream share. So they do with results that one kernel reads again."""
     index = target.index
-    if elements <= KEPT:
-        return lambda: (own_workspace(index, elements), addresses(index, 1, ARRIVALS)[1])
-    make = allocate.maker((elements,), torch.float32, device)
-    return lambda: (lowering.Address(make()), addresses(index, 1, ARRIVALS)[1])
-
-
-def _with_counters(elements: int, words: int, target: Target, device: torch.device) -> Memory:
-    """The same for one kernel, with so many counters: the launches of a stream share them."""
-    index = target.index
-    if elements <= KEPT:
+    if elements > KEPT:
+        make = allocate.maker((elements,), torch.float32, device)
+        return lambda: (lowering.Address(make()), addresses(index, 1, words)[1])
+    if one_kernel:
         return lambda: addresses(index, elements, words)
-    make = allocate.maker((elements,), torch.float32, device)
-    return lambda: (lowering.Address(make()), addresses(index, 1, words)[1])
+    return lambda: (own_workspace(index, elements), addresses(index, 1, words)[1])
 
 
 def _with_modes(scale: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -1,5 +1,5 @@
-"""The last split of a tile that is there merges them all: the bits of the kernel that merges, in any order of
-arrival, and counters that are 0 again."""
+"""The last split of a tile to be there merges them all: the bits of the kernel that merges, in any order of
+arrival, and counters that are 0 again, that of the items too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import lowering
+from kernels_dsl.config.decode import decode_config
+from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.serving import decode_operation
+from kernels_dsl.ops.serving.decode_operation import DecodeArguments, describe
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.serving.decode_cases import Paged, check, fp8_case, paged
@@ -36,7 +39,7 @@ def with_fields(monkeypatch) -> Any:
 
 
 @pytest.fixture
-def memory(monkeypatch) -> Any:
+def memory(monkeypatch) -> torch.Tensor:
     """Workspace and counters that stay from call to call, as on a GPU."""
     counters, workspace = torch.zeros(64, dtype=torch.int32), torch.full((1 << 20,), float("nan"))
 
@@ -48,11 +51,10 @@ def memory(monkeypatch) -> Any:
     return counters
 
 
-def same(case: Paged, run: Any, memory: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def same(case: Paged, run: Any, memory: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, the same by one launch and by two."""
-    one = run(lambda: case.decode(**options), merges=True)
+    one, two = (run(lambda: case.decode(**options), merges=merges) for merges in (True, False))
     assert not memory.any()
-    two = run(lambda: case.decode(**options), merges=False, queued=False)
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     return one
 
@@ -82,3 +84,21 @@ def test_more_splits_than_a_thread_loads_at_once(seed, with_fields, memory):
     with emulator.run(arch="sm_90a", sms=8):
         found = same(case, with_fields, memory, **scales._asdict())
     check(case, found, CAUSAL)
+
+
+def test_what_merges():
+    """Few rows of partial results, and an item a CTA."""
+    for batch, length, queries, heads, wanted in (
+        (1, 1024, 1, 32, True), (4, 1024, 1, 32, True), (5, 1024, 1, 32, False), (1, 1024, 3, 32, False),
+        (1, 32768, 1, 32, False),
+    ):  # fmt: skip
+        pages = length // 16
+        cache = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
+        call = DecodeArguments(
+            torch.empty(batch, queries, heads, 128, dtype=torch.bfloat16), cache, cache,
+            torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, pages, dtype=torch.int32),
+        )  # fmt: skip
+        decoded = describe(call)
+        config = decode_config(128, decoded.together, decoded.pack, H200)
+        assert decoded.merges(config, 132 * config.ctas_per_sm) == wanted
+        assert not replace(decoded, fixed=True).merges(config, 1 << 20)
