@@ -42,9 +42,15 @@ MAX_FIXED_SPLITS = 2048
 DOUBLINGS = 24
 _RESERVED = 1024
 """Bytes of an SM's shared memory that each CTA takes beside its own."""
-_STATS = 1024
+_STATS = 784
 FACTORS_OFFSET = 512
 """Bytes from a CTA's row maxima and sums to the factors of its rows of Q."""
+ARRIVED_OFFSET = 768
+"""The same to the number of splits that were there before its own."""
+MOST_MERGED = 64
+"""Rows of partial results, of all splits, that the CTA of a tile's last split merges, at most."""
+ARRIVALS = 4
+"""Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4
 MERGED_COLUMNS = 32
 """Columns of the warps' outputs that are merged at a time, where they have shared memory of their own."""
@@ -101,10 +107,12 @@ class DecodeConfig:
     `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
     fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
     items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key. `box`: keys that TMA
-    loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
-    rows with cp.async, and a stage has both. `evict_first`: TMA's loads, which no other item repeats, leave
-    L2 to partial results. `k_ahead`: blocks of K that TMA loads ahead of their V; above 0 each has a ring of
-    its own.
+    loads at a time, by a warp of its own into rings of blocks of K and of V, half of the stages each; 0: all
+    warps copy rows with cp.async, and a stage has both. `evict_first`: TMA's loads, which no other item
+    repeats, leave L2 to partial results. `k_ahead`: blocks of K that TMA loads ahead of their V. `queued`:
+    CTAs that load by TMA take items as they become free, by a counter; else every n-th. `hints`: before a CTA
+    waits for the kernel before, it asks L2 for what it will probably load first. `merges`: the CTA that has
+    the last split of a tile merges them all; else a second kernel does.
     """
 
     dim: int
@@ -119,6 +127,9 @@ class DecodeConfig:
     box: int = 0
     evict_first: bool = False
     k_ahead: int = 0
+    merges: bool = False
+    queued: bool = False
+    hints: bool = False
 
     @property
     def most_splits(self) -> int:
@@ -238,13 +249,15 @@ def why_not_tma(
 
 
 def tma_config(config: DecodeConfig, device: Device, page: int) -> DecodeConfig:
-    """The same with keys that TMA loads, where `why_not_tma` is None. As many stages as fit."""
+    """The same with keys that TMA loads, where `why_not_tma` is None. As many stages as fit. What merges has
+    an item a CTA, and no time to lose."""
     box = math.gcd(page, config.tile_n, STEP)
-    few = replace(config, box=box, stages=_MAX_SLOTS, evict_first=not config.tiled)
+    many = not config.merges
+    few = replace(
+        config, box=box, stages=_MAX_SLOTS, evict_first=not config.tiled, k_ahead=1, queued=many, hints=many
+    )
     room = (device.smem_bytes + _RESERVED) // config.ctas_per_sm - _RESERVED
     over = few.smem_bytes - room
     each = few.stage_bytes + 16
     stages = _MAX_SLOTS - max(0, -(-over // each))
-    if config.kv_bytes == 1:  # too few stages for two rings
-        return replace(few, stages=stages)
-    return replace(few, stages=stages // 2 * 2, k_ahead=1)
+    return replace(few, stages=stages // 2 * 2)

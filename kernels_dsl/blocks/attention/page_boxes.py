@@ -30,6 +30,10 @@ class BoxSource(NamedTuple):
     """Pages of the cache."""
 
 
+class UnsettledSource(BoxSource):
+    """The same before the kernel that may write them has ended."""
+
+
 class BoxRange(NamedTuple):
     """Boxes of a sequence from key `begin` on; those before key `first` and from `end` on are not read."""
 
@@ -56,7 +60,12 @@ def pages_of_group(source: BoxSource, boxes: BoxRange, box: cutlass.Constexpr[in
             page = boxes.sequence
         else:
             number, _ = divmod(key, source.page)
-            page = page_of(source.table, boxes.sequence, number, source.count)
+            if cutlass.const_expr(isinstance(source, UnsettledSource)):
+                entry = source.table.iterator + cute.crd2idx((boxes.sequence, number), source.table.layout)
+                page = cute.arch.load(entry, Int32, sem="relaxed", scope="gpu")
+                page = cutlass.max(cutlass.min(page, source.count - 1), 0)
+            else:
+                page = page_of(source.table, boxes.sequence, number, source.count)
     return page
 
 
@@ -113,12 +122,29 @@ def box_loader(
     """Loads of one head's boxes to `places` (rows, width, column blocks, places). `evict_first`: nobody reads
     the keys again soon."""
     policy = {"cache_policy": Int64(tma.EVICT_FIRST)} if evict_first else {}
-    shape, of_head = (tile.rows, tile.width, tile.blocks), load.coordinates[None, None, None, head, None]
-    tiles = cute.local_tile(of_head, shape, (None, 0, 0, None))  # (*shape, boxes of a page, pages)
-    part = tma.load_partition(load.atom, tiles, places, cute.make_layout(1), Int32(0), modes=3)
+    part = partition_of_head(load, tile, places, head)
 
     def load_box(page: Int32, number: Int32, place: Int32, barrier: cute.Pointer) -> None:
         source, target = part.tiles[None, number, page], part.shared[None, place]
         cute.copy(load.atom, source, target, tma_bar_ptr=barrier, **policy)
 
     return load_box
+
+
+def box_hinter(
+    load: tma.TmaCopy, tile: RowsTile, places: cute.Tensor, head: Int32
+) -> Callable[[Int32, Int32], None]:
+    """`hint(page, number of a box in it)` of one head's boxes: asks L2 for it. One lane does."""
+    part = partition_of_head(load, tile, places, head)
+
+    def hint_box(page: Int32, number: Int32) -> None:
+        cute.prefetch(load.atom, part.tiles[None, number, page])
+
+    return hint_box
+
+
+def partition_of_head(load: tma.TmaCopy, tile: RowsTile, places: cute.Tensor, head: Int32) -> tma.Partition:
+    """One head's boxes (TMA, boxes of a page, pages), and places for them (TMA, places)."""
+    shape, of_head = (tile.rows, tile.width, tile.blocks), load.coordinates[None, None, None, head, None]
+    tiles = cute.local_tile(of_head, shape, (None, 0, 0, None))  # (*shape, boxes of a page, pages)
+    return tma.load_partition(load.atom, tiles, places, cute.make_layout(1), Int32(0), modes=3)

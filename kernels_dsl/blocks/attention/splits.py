@@ -43,6 +43,10 @@ class Lengths(NamedTuple):
     """Queries in all."""
 
 
+class Unsettled(Lengths):
+    """The same before the kernel that may write them has ended."""
+
+
 class PartRoom(NamedTuple):
     """Room for the partial results of a sequence: `each` rows for each query row, and `more`."""
 
@@ -93,7 +97,11 @@ def length_of(lengths: Lengths, batch: Int32) -> Int32:
     """Keys of a sequence, within what its cache has room for."""
     keys = lengths.capacity
     if cutlass.const_expr(lengths.used is not None):
-        keys = cutlass.min(cutlass.max(lengths.used[batch], Int32(0)), lengths.capacity)
+        if cutlass.const_expr(isinstance(lengths, Unsettled)):
+            keys = cute.arch.load(lengths.used.iterator + batch, Int32, sem="relaxed", scope="gpu")
+        else:
+            keys = lengths.used[batch]
+        keys = cutlass.min(cutlass.max(keys, Int32(0)), lengths.capacity)
     return keys
 
 
@@ -122,7 +130,7 @@ def splits_of(
     batch: Int32,
     left: Int32,
 ) -> Splits:
-    """The splits of a sequence; none where it has no keys."""
+    """The splits of a sequence; none where it has no keys, or an empty one if CTAs merge."""
     k_len, queries = length_of(lengths, batch), queries_of(config, lengths, batch)
     visible = Int32(0)
     if cutlass.const_expr(variant.left):
@@ -132,7 +140,10 @@ def splits_of(
     else:
         begin = visible // STEP * STEP
         size = split_size(k_len - begin, queries.rows)
-    return Splits(queries, k_len, visible, begin, size, (k_len - begin + size - 1) // size)
+    count = (k_len - begin + size - 1) // size
+    if cutlass.const_expr(config.merges):
+        count = cutlass.max(count, Int32(1))
+    return Splits(queries, k_len, visible, begin, size, count)
 
 
 def split_size(keys: Int32, rows: Int32) -> Int32:

@@ -1,9 +1,11 @@
 """Decoding attention: few query rows, many keys, split over the GPU. O = softmax(scale Q K^T + mask) V.
 
 Work items are (sequence, split of its keys, KV head, tile of query rows); the CTAs that fit the GPU take
-every n-th. The query rows of a KV head are `pack` query heads times the queries. An item's result, in float32
-with the log-sum-exp of its rows, goes to a workspace, where a second kernel merges the splits in their order
-(`decode_merge`). The split depends on a sequence's own lengths alone, so its bits do not depend on the batch.
+every n-th, or by TMA one when they are free. The query rows of a KV head are `pack` query heads times the
+queries. An item's result, in float32 with the log-sum-exp of its rows, goes to a workspace, where a second
+kernel merges the splits in their order (`decode_merge`), or where they are few the CTA that has the last one
+of a tile (`decode_last`). The split depends on a sequence's own lengths alone, so its bits do not depend on
+the batch.
 
     warps   rows / 16 along the queries, the others share the keys of a step; each has a softmax of its own
     step t  wait for block t, barrier | start copies of block t + stages - 1 | scores, softmax, P V of t
@@ -27,10 +29,11 @@ from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import DecodeConfig
 
+from .decode_last import merge_if_last
 from .decode_merge import MergeWork, merge_kernel, merge_threads
 from .decode_sm90 import decode_sm90_kernel, make_loads
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, Parts, item_at, work_item
+from .decode_tile import DecodeWork, Parts, find_keys, item_at, make_site, work_item
 
 
 def attention_decode(
@@ -40,6 +43,7 @@ def attention_decode(
     out: cute.Tensor,
     lse: cute.Tensor | None,
     workspace: Int64,
+    counters: Int64,
     used: cute.Tensor | None,
     table: cute.Tensor | None,
     sinks: cute.Tensor | None,
@@ -59,11 +63,13 @@ def attention_decode(
     variant: cutlass.Constexpr[AttentionVariant],
     early: cutlass.Constexpr[bool],
 ):
-    """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
-    Without `table` (B, pages of one) int32 a page is a sequence. With `starts` (B + 1,) int32 queries are
-    packed: q, out (T, H, D), `most_queries` of a sequence. workspace: address, on 16 bytes, of float32 for
-    what is merged, as `make_parts` says. k_scale, v_scale (1,), (Hk,) or (B, Hk) float32: factors of fp8
-    caches, None is 1. early: kernels may start before the one before them has ended (sm_90).
+    """Launches the kernel of the items, and the one that merges. q, out (B, Sq, H, D), k, v (pages, page
+    size, Hk, D), rows on 16 bytes. Without `table` (B, pages of one) int32 a page is a sequence. With
+    `starts` (B + 1,) int32 queries are packed: q, out (T, H, D), `most_queries` of a sequence. workspace:
+    address, on 16 bytes, of float32 for what is merged, as `make_parts` says. counters: address of int32, 0
+    before and after: ARRIVALS, and one a tile of query rows where CTAs merge. k_scale, v_scale (1,), (Hk,) or
+    (B, Hk) float32: factors of fp8 caches, None is 1. early: kernels may start before the one before them
+    has ended (sm_90).
     """
     if cutlass.const_expr(starts is not None):
         q, out, lse = as_one_sequence(q), as_one_sequence(out), as_one_sequence(lse)
@@ -79,11 +85,17 @@ def attention_decode(
     room = PartRoom(parts_each, parts_more)
     window = Window(left, right)
     parts, part_lse = make_parts(config, workspace, lengths, room, Int32(kv_heads))
+    merge = MergeWork(
+        parts, part_lse, room, out, lse, sinks, lengths, window, Int32(kv_heads),
+        heads=cute.fast_divmod_create_divisor_v2(Int32(heads)),
+        queries=cute.fast_divmod_create_divisor_v2(Int32(q_len)),
+    )  # fmt: skip
     of_head = (batch, kv_heads)
     work = DecodeWork(
         q, k, v, table, parts, part_lse, room, lengths, window, ScoreOperands(scale, softcap, None, None),
         of_each_head(k_scale, of_head), of_each_head(v_scale, of_head),
         kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
+        counters=counters, merge=merge,
     )  # fmt: skip
     of_items(spec, work, ctas, early).launch(
         grid=(ctas, 1, 1),
@@ -95,17 +107,13 @@ def attention_decode(
         stream=stream,
         use_pdl=early and config.box > 0,
     )
-    merge = MergeWork(
-        parts, part_lse, room, out, lse, sinks, lengths, window, Int32(kv_heads),
-        heads=cute.fast_divmod_create_divisor_v2(Int32(heads)),
-        queries=cute.fast_divmod_create_divisor_v2(Int32(q_len)),
-    )  # fmt: skip
-    merge_kernel(spec, merge, early).launch(
-        grid=(sequences * q_len * heads, 1, 1),
-        block=(merge_threads(config.dim), 1, 1),
-        stream=stream,
-        use_pdl=early,
-    )
+    if cutlass.const_expr(not config.merges):
+        merge_kernel(spec, merge, early).launch(
+            grid=(sequences * q_len * heads, 1, 1),
+            block=(merge_threads(config.dim), 1, 1),
+            stream=stream,
+            use_pdl=early,
+        )
 
 
 def of_items(spec: DecodeSpec, work: DecodeWork, ctas: Int32, early: bool):
@@ -153,6 +161,9 @@ def decode_kernel(spec: Spec, work: DecodeWork, ctas: Int32, early: cutlass.Cons
     index = cute.arch.block_idx()[0]
     found = item_at(spec, work, index)
     while found.batch < work.lengths.batch:
-        work_item(spec, base, work, found.batch, found.number)
+        item = find_keys(spec, work, found.batch, found.number)
+        work_item(spec, base, work, item)
+        if cutlass.const_expr(spec.config.merges):
+            merge_if_last(spec, work, item, make_site(spec, base))
         index = index + ctas
         found = item_at(spec, work, index, found.cursor)

@@ -127,21 +127,36 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
             total = total + s_total[g]
             for i in range_constexpr(VECTOR):
                 sums[i] = sums[i] + s_sums[g, vector * VECTOR + i]
-        if const_expr(work.sinks is not None):
-            # Read again: kept in a register through the sums, it costs a spill.
-            total = total + cute.math.exp2(sink_of(work, head) - base, fastmath=True)
-        if total != Float32(0.0):
-            for i in range_constexpr(VECTOR):
-                sums[i] = sums[i] / total
-        target = work.out[row.sequence, row.query, head, None]
-        if vector * VECTOR < target.shape[0]:
-            found = cute.make_rmem_tensor(VECTOR, target.element_type)
-            found.store(sums.load().to(target.element_type))
-            cute.autovec_copy(found, vector_at(target, (vector * VECTOR,), VECTOR))
-        if const_expr(work.lse is not None):
-            if vector == 0:
-                lse = (base + cute.math.log2(total, fastmath=True)) * Float32(LN_2)
-                work.lse[row.sequence, head, row.query] = lse
+        store_merged(work, (row.sequence, row.query, head), vector, sums, total, base)
+
+
+@cute.jit
+def store_merged(
+    work: MergeWork,
+    at: tuple[Int32, Int32, Int32],
+    vector: Int32,
+    sums: cute.Tensor,
+    total: Float32,
+    base: Float32,
+):
+    """Stores a vector of the row of a (sequence, query, head): `sums` over `total`, weights of 2^(x - base).
+    The sink comes last."""
+    sequence, query, head = at
+    if const_expr(work.sinks is not None):
+        # Read again: kept in a register through the sums, it costs a spill.
+        total = total + cute.math.exp2(sink_of(work, head) - base, fastmath=True)
+    if total != Float32(0.0):
+        for i in range_constexpr(VECTOR):
+            sums[i] = sums[i] / total
+    target = work.out[sequence, query, head, None]
+    if vector * VECTOR < target.shape[0]:
+        found = cute.make_rmem_tensor(VECTOR, target.element_type)
+        found.store(sums.load().to(target.element_type))
+        cute.autovec_copy(found, vector_at(target, (vector * VECTOR,), VECTOR))
+    if const_expr(work.lse is not None):
+        if vector == 0:
+            lse = (base + cute.math.log2(total, fastmath=True)) * Float32(LN_2)
+            work.lse[sequence, head, query] = lse
 
 
 def sink_of(work: MergeWork, head: Int32) -> Float32:

@@ -1,13 +1,13 @@
 """The decoding kernel of Hopper: a warp that loads keys and values by TMA, and warps that compute.
 
-    producer   item 0: K | Q | V | K | V ...  item 1: ...     as far as stages of the ring are empty
+    producer   item 0: K | Q | K | V | K | V ...  item 1: ...     as far as stages of the rings are empty
     others     wait for Q | wait for K, scores, softmax | wait for V, P V | ... | merge, store
 
-The ring goes on from item to item, so keys are on their way while an item's lengths and pages are looked up,
-its Q is loaded and its outputs are merged. A stage has a block of K or of V; each warp of those that compute
-waits for it and releases it by itself. Q and the description of an item come through the mail, a ring of one
-stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp; full of the mail the 32 lanes of
-the producer after their cp.async, empty all threads that compute.
+K and V have a ring each, which goes on from item to item, so keys are on their way while an item's lengths
+and pages are looked up, its Q is loaded and its outputs are merged. A stage has a block of K or of V; each
+warp of those that compute waits for it and releases it by itself. Q and the description of an item come
+through the mail, a ring of one stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp;
+full of the mail the 32 lanes of the producer after their cp.async, empty all threads that compute.
 
 Values past the end of a sequence, which may be NaN, come along in the last page that it has. The warp whose
 keys they are makes them zeros.
@@ -24,6 +24,7 @@ from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
 
 from .decode_sm90_consumer import consume
+from .decode_sm90_hints import hint_first_item
 from .decode_sm90_producer import ITEM_WORDS, Loads, Mail, Shared, produce
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork
@@ -52,6 +53,9 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
+    if cutlass.const_expr(early and spec.config.hints and work.lengths.starts is None):
+        if warp == 0:  # the one that loads must be ready when the wait ends
+            hint_first_item(spec, work, loads, shared)
     if cutlass.const_expr(early):
         # All of the above ran beside the tail of the kernel before this one. The merge reads lengths before
         # it waits for this kernel, so it must not start before they are there.
@@ -71,8 +75,7 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     barriers = shared_pointer(Int64, base + config.barriers_offset, 8)
     stages, warps = spec.ring_stages, config.computing_threads // 32
     rings = [
-        make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1))
-        for n in range(2 if config.k_ahead else 1)
+        make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1)) for n in range(2)
     ]
     mail = pipeline.PipelineAsync.create(
         barrier_storage=barriers + 2 * config.stages,
@@ -84,4 +87,4 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     words = shared_pointer(Int32, base + config.mail_offset, 16)
     slot = cute.make_tensor(words, cute.make_layout(ITEM_WORDS))
     boxes = cute.make_tensor(boxes, layout.outer)
-    return Shared(base, boxes, rings[0], rings[-1], Mail(mail, slot))
+    return Shared(base, boxes, rings[0], rings[1], Mail(mail, slot))

@@ -9,6 +9,7 @@ from kernels_dsl.blocks.hw.barriers import NamedBarrier, fence_for_async_readers
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 
+from .decode_last import merge_if_last
 from .decode_sm90_producer import ITEM_WORDS, Shared, item_of
 from .decode_spec import Spec
 from .decode_tile import (
@@ -45,6 +46,8 @@ def consume(spec: Spec, work: DecodeWork, shared: Shared):
         mail_state.advance()
         state = attend(spec, work, shared, item, site, own, state)
         finish(spec, work, item, site, own)
+        if cutlass.const_expr(spec.config.merges):
+            merge_if_last(spec, work, item, site)
         mail.ring.consumer_wait(mail_state)
 
 
@@ -53,9 +56,9 @@ def attend(
     spec: Spec, work: DecodeWork, shared: Shared, item: Item, site: Site, own: State, state: PipelineState
 ) -> PipelineState:
     """This warp's unnormalised output over its keys of the split, by blocks in their order."""
-    config, apart = spec.config, spec.config.k_ahead
+    config = spec.config
     blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
-    values = blocks + (spec.ring_stages * config.stage_bytes if apart else 0)
+    values = blocks + spec.ring_stages * config.stage_bytes
     steps = steps_of(spec, item)
     for step in cutlass.range(steps, unroll=1):
         start = item.begin + step * config.tile_n + site.warp_n * spec.warp_keys
@@ -63,8 +66,6 @@ def attend(
         p = take_keys(spec, work, item, site, own, blocks + state.index * config.stage_bytes, start)
         cute.arch.sync_warp()
         shared.k.consumer_release(state)
-        if cutlass.const_expr(not apart):
-            state.advance()
         shared.v.consumer_wait(state)
         address = values + state.index * config.stage_bytes
         clear_values(spec, item, site, address, start)

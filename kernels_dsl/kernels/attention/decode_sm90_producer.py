@@ -18,6 +18,7 @@ from kernels_dsl.blocks.attention.page_boxes import (
     pages_at,
 )
 from kernels_dsl.blocks.attention.splits import Queries, Splits
+from kernels_dsl.blocks.attention.tile_queue import ask_number
 from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 from kernels_dsl.blocks.hw.tma import TmaCopy
@@ -25,7 +26,7 @@ from kernels_dsl.blocks.hw.tma import TmaCopy
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries, steps_of
 
-ITEM_WORDS = 10
+ITEM_WORDS = 13
 """Words that describe an item."""
 END = -1
 """Sequence that is sent after the last item."""
@@ -53,12 +54,12 @@ class Shared(NamedTuple):
     """(rows, width, column blocks, boxes of all stages)"""
     k: pipeline.PipelineTmaAsync
     v: pipeline.PipelineTmaAsync
-    """The same ring as K's, or V's own, whose stages follow those of K's."""
+    """Its stages follow those of K's."""
     mail: Mail
 
 
 class Position(NamedTuple):
-    """Positions in the rings of K and V, the former that of both where they share one, and in the mail."""
+    """Positions in the rings of K and V, and in the mail."""
 
     k: PipelineState
     v: PipelineState
@@ -71,17 +72,27 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
     stages = spec.ring_stages
     k_state, v_state, mail_state = producer_state(stages), producer_state(stages), producer_state(1)
     index = cute.arch.block_idx()[0]
-    found = item_at(spec, work, index)
+    found, asked = item_at(spec, work, index), Int32(0)
+    queue = cute.make_tensor(
+        cute.make_ptr(Int32, work.counters, cute.AddressSpace.gmem, assumed_align=16), cute.make_layout(1)
+    )
     while found.batch < work.lengths.batch:
+        if cutlass.const_expr(spec.config.queued):
+            asked = ask_number(queue)
         item = find_keys(spec, work, found.batch, found.number)
         position = Position(k_state, v_state, mail_state)
-        if cutlass.const_expr(spec.config.k_ahead):
-            position = load_item_ahead(spec, work, loads, shared, item, position)
-        else:
-            position = load_item(spec, work, loads, shared, item, position)
+        position = load_item(spec, work, loads, shared, item, position)
         k_state, v_state, mail_state = position
-        index = index + ctas
+        if cutlass.const_expr(spec.config.queued):
+            index = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(asked, 0)) + ctas
+        else:
+            index = index + ctas
         found = item_at(spec, work, index, found.cursor)
+        if cutlass.const_expr(spec.config.queued):
+            # Where there is no item left, all have been counted: of all CTAs one has the last number.
+            if (found.batch >= work.lengths.batch) & (index - ctas == found.cursor.before - 1):
+                if cute.arch.lane_idx() == 0:
+                    queue[0] = Int32(0)
     shared.mail.ring.producer_acquire(mail_state)
     if cute.arch.lane_idx() == 0:
         shared.mail.words[0] = Int32(END)
@@ -97,36 +108,8 @@ def load_item(
     item: Item,
     position: Position,
 ) -> Position:
-    """Loads one item. Q comes after the first K, which need not wait until the item before has begun."""
-    box = spec.config.box
-    ring_state, v_state, mail_state = position
-    walk = start_walk(spec, work, loads, shared, item)
-    pages = first_pages(walk.source, walk.wanted, box)
-    steps = steps_of(spec, item)
-    for step in cutlass.range(steps, unroll=1):
-        number = step * spec.boxes
-        pages = pages_at(walk.source, walk.wanted, box, number, pages)
-        block = partial(load_block, spec, work, walk.wanted, pages, number)
-        ring_state = put(shared.k, ring_state, partial(block, walk.load_k))
-        if step == 0:
-            send_item(spec, work, shared, item, mail_state)
-        ring_state = put(shared.v, ring_state, partial(block, walk.load_v))
-    if steps <= 0:
-        send_item(spec, work, shared, item, mail_state)
-    mail_state.advance()
-    return Position(ring_state, v_state, mail_state)
-
-
-@cute.jit
-def load_item_ahead(
-    spec: Spec,
-    work: DecodeWork,
-    loads: cutlass.Constexpr,
-    shared: Shared,
-    item: Item,
-    position: Position,
-) -> Position:
-    """The same with two rings, each V after `k_ahead` blocks of K past its own."""
+    """Loads one item, each V after `k_ahead` blocks of K past its own. Q comes after the first K, which need
+    not wait until the item before has begun."""
     box, ahead = spec.config.box, spec.config.k_ahead
     k_state, v_state, mail_state = position
     walk = start_walk(spec, work, loads, shared, item)
@@ -213,14 +196,14 @@ def words_of(item: Item) -> tuple[Int32, ...]:
     """Words for those who compute: all that they need to know of an item."""
     queries, k_len = item.splits.queries, item.splits.k_len
     return (
-        item.batch, item.head, item.part, item.row, item.rows, item.first, item.begin, item.end,
-        queries.length, k_len,
+        item.batch, item.head, item.part, item.first_part, item.row, item.rows, item.first, item.begin,
+        item.end, queries.length, queries.rows, k_len, item.splits.count,
     )  # fmt: skip
 
 
 def item_of(words: tuple[Int32, ...]) -> Item:
     """The item of `words_of`; what they leave out is 0."""
-    batch, head, part, row, rows, first, begin, end, queries, k_len = words
+    batch, head, part, first_part, row, rows, first, begin, end, queries, of_head, k_len, count = words
     nothing = Int32(0)
-    splits = Splits(Queries(nothing, queries, nothing), k_len, nothing, nothing, nothing, nothing)
-    return Item(batch, head, splits, part, row, rows, first, begin, end)
+    splits = Splits(Queries(nothing, queries, of_head), k_len, nothing, nothing, nothing, count)
+    return Item(batch, head, splits, part, first_part, row, rows, first, begin, end)

@@ -65,8 +65,8 @@ class DecodeSpec:
 
     @property
     def ring_stages(self) -> int:
-        """Stages of a ring of blocks: of all, or where K is loaded ahead of K's or V's."""
-        return self.config.stages // (2 if self.config.k_ahead else 1)
+        """Stages of the ring of K's blocks, and of that of V's."""
+        return self.config.stages // 2
 
     def warp_offset(self, warp_n: Int32) -> Int32:
         """Byte offset of a warp's keys in a block."""

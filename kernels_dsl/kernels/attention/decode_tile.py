@@ -54,6 +54,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
 from kernels_dsl.config.decode import FACTORS_OFFSET
 
 from . import decode_fp8
+from .decode_merge import MergeWork
 from .decode_spec import DecodeSpec, Spec
 
 
@@ -82,6 +83,8 @@ class DecodeWork(NamedTuple):
     kv_heads: Int32
     page: cute.FastDivmodDivisorV2
     dim: Int32
+    counters: Int64
+    merge: MergeWork
 
 
 class Item(NamedTuple):
@@ -92,6 +95,8 @@ class Item(NamedTuple):
     splits: Splits
     part: Int32
     """Number of the tile's first row among the partial results."""
+    first_part: Int32
+    """The same of the first split."""
     row: Int32
     """The tile's first row; row r is query r // pack of the KV head's query head r % pack."""
     rows: Int32
@@ -152,10 +157,9 @@ def make_site(spec: DecodeSpec, base: Int32) -> Site:
 
 
 @cute.jit
-def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: Int32):
+def work_item(spec: Spec, base: Int32, work: DecodeWork, item: Item):
     """All of one item; leaves shared memory free."""
     site = make_site(spec, base)
-    item = find_keys(spec, work, batch, number)
     start_queries(spec, work, item, base, site.thread, spec.config.threads)
     state = make_state(spec, work)
     attend(spec, work, item, site, state)
@@ -176,7 +180,8 @@ def find_keys(spec: Spec, work: DecodeWork, batch: Int32, number: Int32) -> Item
     head = of_split - split * work.kv_heads
     rows = cutlass.min(queries.rows - row, Int32(config.rows))
     part = first_part(work.room, queries, batch, work.kv_heads, config.pack)
-    part = part + (head * splits.count + split) * queries.rows + row
+    of_first = part + head * splits.count * queries.rows + row
+    part = of_first + split * queries.rows
     begin = splits.begin + split * splits.keys
     end = cutlass.min(begin + splits.keys, splits.k_len)
     first = cutlass.max(begin, splits.visible)
@@ -187,7 +192,7 @@ def find_keys(spec: Spec, work: DecodeWork, batch: Int32, number: Int32) -> Item
         if cutlass.const_expr(spec.variant.left):
             first = cutlass.max(first, shift + row // config.pack - window.left)
             begin = begin + (first - begin) // config.tile_n * config.tile_n
-    return Item(batch, head, splits, part, row, rows, first, begin, end)
+    return Item(batch, head, splits, part, of_first, row, rows, first, begin, end)
 
 
 def make_state(spec: DecodeSpec, work: DecodeWork) -> State:

@@ -16,9 +16,11 @@ from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.config.decode import (
+    ARRIVALS,
     FIXED_SPLIT,
     MAX_FIXED_SPLITS,
     MAX_KEYS,
+    MOST_MERGED,
     DecodeConfig,
     decode_config,
     extra_part_rows,
@@ -35,6 +37,7 @@ from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.serving.workspace import own_workspace
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import addresses
 from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
@@ -125,6 +128,19 @@ class DecodeCall:
         """Query rows of a KV head that a CTA takes together, at most. The tile has a part in the bits: of
         packed queries, and where splits are fixed, it must not depend on the number of queries."""
         return self.pack if self.packed or self.fixed else self.q_len * self.pack
+
+    def tiles(self, rows: int) -> int:
+        """Tiles of so many query rows, of sequences that are not packed."""
+        return self.batch * self.kv_heads * -(-self.q_len * self.pack // rows)
+
+    def merges(self, config: DecodeConfig, ctas: int) -> bool:
+        """True where the CTA of a tile's last split should merge them all. With an item a CTA at most, a
+        second launch costs more than that does, on the host too, if the splits are few."""
+        if self.packed or self.fixed:
+            return False
+        splits = most_splits(self.capacity, self.together)
+        few = splits * min(config.rows, self.together) <= MOST_MERGED
+        return few and splits * self.tiles(config.rows) <= ctas
 
     @property
     def parts_each(self) -> int:
@@ -327,6 +343,8 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     # Where splits are fixed one kernel serves all numbers of queries.
     tiled = decoded.fixed or decoded.q_len * decoded.pack > config.rows
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
+    merges = decoded.merges(config, target.device.sm_count * config.ctas_per_sm)
+    config = replace(config, merges=merges)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:
@@ -342,7 +360,8 @@ def _launching(
     extents: tuple[int, ...],
 ) -> DecodePlan:
     device = call.q.device
-    workspace = _workspace(decoded.part_rows * (config.dim + 1), target, device)
+    words = ARRIVALS + (decoded.tiles(config.rows) if config.merges else 0)
+    memory = _memory(decoded.part_rows * (config.dim + 1), words, config.merges, target, device)
     make_out = allocate.maker(tuple(call.q.shape), call.q.dtype, device)
     make_lse = allocate.maker(decoded.lse_shape, torch.float32, device)
     # About as many as there are at most: more CTAs would have none.
@@ -373,8 +392,7 @@ def _launching(
             q = prepare(q)
         written = make_out() if out is None or staged else out
         lse = make_lse() if return_lse else None
-        room = workspace()
-        kernel(q, k, v, written, lse, room, used, table, sinks, k_scale, v_scale, starts, *scalars)
+        kernel(q, k, v, written, lse, *memory(), used, table, sinks, k_scale, v_scale, starts, *scalars)
         if kernel is launch and (found := launch.direct()) is not None:
             kernel = found
             plan.bare = bare if plain else None
@@ -389,21 +407,27 @@ def _launching(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, table: torch.Tensor
     ) -> torch.Tensor:
         out = make_out()
-        kernel(q, k, v, out, None, workspace(), used, table, *fixed)
+        kernel(q, k, v, out, None, *memory(), used, table, *fixed)
         return out
 
     plan = DecodePlan(run, extents)
     return plan
 
 
-def _workspace(elements: int, target: Target, device: torch.device) -> Callable[[], int]:
-    """Gives the address of so many float32, for the next launch: where they are few in memory that is kept,
-    which costs no allocation."""
+Memory = Callable[[], tuple[int, int]]
+"""Gives the addresses of partial results and of counters for the next launch."""
+
+
+def _memory(elements: int, words: int, one_kernel: bool, target: Target, device: torch.device) -> Memory:
+    """So many float32, where they are few in memory that is kept, which costs no allocation; so many
+    counters, which the launches of a stream share. So they do with results that one kernel reads again."""
     index = target.index
-    if elements <= KEPT:
-        return lambda: own_workspace(index, elements)
-    make = allocate.maker((elements,), torch.float32, device)
-    return lambda: lowering.Address(make())
+    if elements > KEPT:
+        make = allocate.maker((elements,), torch.float32, device)
+        return lambda: (lowering.Address(make()), addresses(index, 1, words)[1])
+    if one_kernel:
+        return lambda: addresses(index, elements, words)
+    return lambda: (own_workspace(index, elements), addresses(index, 1, words)[1])
 
 
 def _with_modes(scale: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:

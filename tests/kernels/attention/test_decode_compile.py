@@ -47,7 +47,7 @@ CASES = [
     ("arch", "dim", "rows", "name", "kept", "packed"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
 )
 def test_compiled(arch, dim, rows, name, kept, packed):
-    """Neither kernel spills; of packed queries, rows are those of one query's heads."""
+    """No kernel spills; of packed queries, rows are those of one query's heads."""
     device, dim = DEVICES_BY_ARCH[arch], -(-dim // 16) * 16
     config = decode_config(dim, rows, 4, device, kept.itemsize)
     of_item = compiled(arch, dim, rows, name, kept, packed, config)
@@ -70,22 +70,14 @@ def test_loaded_by_tma(dim, rows, name, page, kept):
     config = tma_config(decode_config(dim, rows, 4, device, kept.itemsize), device, page)
     of_item = compiled("sm_90a", dim, rows, name, kept, rows == 4, config)
     assert of_item.entry.startswith("attention_decode_sm90")
-    loads = 3 if config.k_ahead else 2  # the first blocks of K come before the loop
-    assert of_item.count("UTMALDG") == loads * config.tile_n // min(page, 64)
-
-
-def test_one_ring():
-    """The kernel of a ring that K and V share spills no more than that of two."""
-    device = DEVICES_BY_ARCH["sm_90a"]
-    for rows in (4, 32):
-        config = replace(tma_config(decode_config(128, rows, 4, device), device, 16), k_ahead=0)
-        assert compiled("sm_90a", 128, rows, "causal", BF16, False, config).count("UTMALDG") == 8
+    # The first blocks of K come before the loop.
+    assert of_item.count("UTMALDG") == 3 * config.tile_n // min(page, 64)
 
 
 def compiled(
     arch: str, dim: int, rows: int, name: str, kept: torch.dtype, packed: bool, config: DecodeConfig
 ) -> Any:
-    """The compiled kernel of items; the checks of both kernels."""
+    """The compiled kernel of items; its checks, and with packed queries those of the one that merges."""
 
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -95,16 +87,18 @@ def compiled(
     starts = tensor(3, dtype=ints) if packed else None
     if packed:
         q, config = q.flatten(0, 1), replace(config, tiled=True)
+    else:
+        config = replace(config, merges=True)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
     arguments = (
-        q, cache, cache, q, None, 1 << 20, tensor(2, dtype=ints),
+        q, cache, cache, q, None, 1 << 20, 1 << 19, tensor(2, dtype=ints),
         tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
         scale, scale, starts, 1.0, 1.0, 0, 0, rows // 4, 1, 7 * rows, 64,
     )  # fmt: skip
     kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
-    merge, of_item = sorted(kernel.resources(), key=lambda part: "merge" not in part.entry)
-    assert merge.entry.startswith("attention_decode_merge")
-    for part in (merge, of_item):
+    of_item, *merge = sorted(kernel.resources(), key=lambda part: "merge" in part.entry)
+    assert len(merge) == packed
+    for part in (*merge, of_item):
         assert part.stack_bytes == part.spill_loads == part.spill_stores == 0
     assert of_item.count("HMMA") and of_item.count("LDSM")
     assert config.smem_bytes <= DEVICES_BY_ARCH[arch].smem_bytes

@@ -18,8 +18,8 @@ from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import LEAST
 from tests.ops.serving.decode_cases import Paged, paged
 
-WORKSPACE = 5
-"""Place of its address among the arguments."""
+WORKSPACE, COUNTERS = 5, 6
+"""Places of their addresses among the arguments."""
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def test_same_launch(form, case, launched):
     assert (plan.bare is not None) == (form == "alone")
     assert all(type(x) is type(results[0]) for x in results)
     for args in launched[1:]:
-        assert len(args) == len(launched[0]) == 20
+        assert len(args) == len(launched[0]) == 21
         for n, (x, y) in enumerate(zip(launched[0], args)):
             if n in (0, 1, 2):
                 assert x is y
             elif isinstance(x, torch.Tensor):
                 assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
-            elif n != WORKSPACE:
+            elif n not in (WORKSPACE, COUNTERS):
                 assert x == y
         assert args[WORKSPACE].tensor.numel() >= launched[0][WORKSPACE].tensor.numel() > 0
 

@@ -1,0 +1,39 @@
+"""Hints to L2 of what a CTA of the decoding kernel of Hopper loads first, while the kernel before runs.
+
+Lengths and pages may not have their values yet, nor may keys: what is read here only decides which lines L2
+brings. It goes past L1, so that nothing of it is found there later.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.attention.page_boxes import BoxRange, UnsettledSource, box_hinter, pages_of_group
+from kernels_dsl.blocks.attention.splits import Unsettled
+
+from .decode_sm90_producer import Shared
+from .decode_spec import Spec
+from .decode_tile import DecodeWork, find_keys, item_at, steps_of
+
+
+@cute.jit
+def hint_first_item(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shared):
+    """Asks for as many blocks of K and V of this CTA's first item as the ring holds. One warp."""
+    likely = work._replace(lengths=Unsettled(*work.lengths))
+    found = item_at(spec, likely, cute.arch.block_idx()[0])
+    if found.batch < work.lengths.batch:
+        item = find_keys(spec, likely, found.batch, found.number)
+        hint_k, hint_v = (box_hinter(load, spec.kv_tile, shared.boxes, item.head) for load in loads)
+        source = UnsettledSource(work.table, work.page, Int32(work.k.shape[0]))
+        wanted = BoxRange(item.batch, item.begin, item.first, item.end)
+        pages = pages_of_group(source, wanted, spec.config.box, Int32(0))
+        boxes = cutlass.const_expr(min(32, spec.config.stages // 2 * spec.boxes))
+        for number in cutlass.range(cutlass.min(steps_of(spec, item) * spec.boxes, boxes), unroll=1):
+            key = wanted.begin + number * spec.config.box
+            of_page = key
+            if cutlass.const_expr(spec.paged):
+                _, of_page = divmod(key, work.page)
+            page = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(pages, number))
+            if cute.arch.lane_idx() == 0:
+                hint_k(page, of_page // spec.config.box)
+                hint_v(page, of_page // spec.config.box)
