@@ -285,7 +285,7 @@ LISTED: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "gemm_error": partial(_as_they_come, fp8_gemm.error_rows),
     "host": partial(_as_they_come, host_rows),
 }
-CASES = {
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention_cases,
     "gemm": fp8_gemm.cases,
     "linear": linear_cases,
