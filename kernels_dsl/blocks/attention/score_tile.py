@@ -52,11 +52,15 @@ def scale_of_scores(spec: AttentionSpec, work: Work) -> Float32:
 
 
 def change_and_mask(
-    spec: AttentionSpec, scores: cute.Tensor, scored: ScoreBlock, masked: bool | Boolean
+    spec: AttentionSpec,
+    scores: cute.Tensor,
+    scored: ScoreBlock,
+    masked: bool | Boolean,
+    slopes: cute.Tensor | None = None,
 ) -> None:
     """Applies scale and softcap, score functions and masks, where the variant has them.
 
-    `masked` is known at trace time, or decides by a branch.
+    `masked` is known at trace time, or decides by a branch. `slopes`: accumulators too, see `change_scores`.
     """
     tile, variant = scored.tile, spec.variant
     parts = len(scored.blocks)
@@ -65,7 +69,8 @@ def change_and_mask(
         start = block * (spec.tile_n // parts)
         origin = ScoreOrigin(tile.row, start + tile.column, tile.at.head, tile.at.batch)
         if variant.changes_scores:
-            change_scores(variant, view, origin, tile.seq, scored.work.scores)
+            bends = None if slopes is None else softmax.columns_of_part(softmax.rows_and_columns(slopes), part, parts)
+            change_scores(variant, view, origin, tile.seq, scored.work.scores, slopes=bends)
         if masked is True:
             mask_block(spec, view, origin, scored)
         elif masked is not False:

@@ -167,7 +167,7 @@ def compute_rows(spec: Spec, resources: Resources, states: KvState, output: Outp
         site = site._replace(work=in_block_units(site.work, fragments))
     finish_rows(spec, fragments.out, fragments, site.tile, site.work)
     staging = resources.tiles.o[None, None, None, site.warpgroup]  # (64, epi_n, stages)
-    store_output(spec, resources, output, staging, site)
+    store_output(spec, resources.mmas.out, fragments.out, output, staging, site)
     if cutlass.const_expr(spec.stage_in_q):
         epi.drain(spec.epilogue, site.thread)
         rings.q.consumer_release(states.q)
@@ -456,7 +456,8 @@ def clear_tail_of_block(
 @cute.jit
 def store_output(
     spec: Spec,
-    resources: Resources,
+    mma: cute.TiledMma,
+    acc: cute.Tensor,
     output: Output,
     staging: cute.Tensor,  # (64, epi_n, stages)
     site: Site,
@@ -479,9 +480,9 @@ def store_output(
     origin = (first_row, Int32(0), image)
     predicated = epi.plain_writer(mO, staging, extent, site.thread)
     consumer = Consumer(site.warpgroup, site.thread)
-    epilogue = epi.Epilogue(spec.epilogue, identity, resources.mmas.out, staging, consumer)
+    epilogue = epi.Epilogue(spec.epilogue, identity, mma, staging, consumer)
     region = epi.Region(origin, extent)
-    store = partial(epi.store_tile, acc=resources.fragments.out, operands=(), region=region)
+    store = partial(epi.store_tile, acc=acc, operands=(), region=region)
     if cutlass.const_expr(spec.epilogue.use_tma):
         by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile)
         whole = first_row + WGMMA_M <= rows if spec.varlen else Boolean(True)

@@ -20,6 +20,7 @@ from kernels_dsl.config.attention_backward import (
     sm80_backward_config,
     sm90_backward_config,
 )
+from kernels_dsl.config.attention_dq import Sm90DqConfig, sm90_dq_config
 from kernels_dsl.config.derivative import derived
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
@@ -39,6 +40,7 @@ FUNCTIONS = {
     "sm90": lowering.jit(_MODULES + "backward_sm90:attention_backward_sm90", name="attention_backward_sm90"),
     "sm80": lowering.jit(_MODULES + "backward_sm80:attention_backward_sm80", name="attention_backward_sm80"),
 }
+DQ = lowering.jit(_MODULES + "backward_dq_sm90:attention_dq_sm90", name="attention_dq_sm90")
 BackwardConfig = Sm90BackwardConfig | Sm80BackwardConfig
 NOT_DERIVED = "score_mod is more than +, -, * and / of its score: score_mod_bwd must be given"
 LOG2_E = math.log2(math.e)
@@ -133,6 +135,21 @@ def choose(
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
+def is_by_queries(call: AttentionCall, deterministic: bool, needs: Needs) -> bool:
+    """Says whether dQ is computed by tiles of queries, in a kernel of its own, without sums between CTAs."""
+    return deterministic and needs.q and not needs.mask
+
+
+def choose_dq(
+    call: AttentionCall, config: BackwardConfig, deterministic: bool, needs: Needs
+) -> Sm90DqConfig | None:
+    """The configuration of the kernel of dQ by tiles of queries; None where dQ is summed beside dK and dV, by
+    the kernel of `config`."""
+    if config.family != "sm90" or not is_by_queries(call, deterministic, needs):
+        return None
+    return sm90_dq_config(call.dim, call.dim_v, call.block or (128, 128), call.variant.by_elements)
+
+
 def described(call: AttentionArguments) -> AttentionCall:
     """The call with the backward function of its `score_mod`, the caller's or a derived one.
 
@@ -203,6 +220,9 @@ class BackwardPlan:
             raise ValueError(reason)
         self.call, self.needs = call, needs
         self.config = choose(call, target.device, deterministic, needs, family)
+        self.dq_config = choose_dq(call, self.config, deterministic, needs)
+        if self.dq_config is not None:
+            self.config = choose(call, target.device, False, replace(needs, q=False), family)
         self.steps: list[Step | None] = [
             prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
         ]
@@ -218,6 +238,14 @@ class BackwardPlan:
             {"layout": call.layout, "config": self.config, "variant": variant},
         )
         self.finish = Launch(FINISH, target, {**common, "order": self.config.sums})
+        if self.dq_config is not None:
+            variant = call.variant
+            if call.block is not None:
+                config = self.dq_config
+                tiles = call.block[0] // config.tile_m, call.block[1] // (config.tile_n // config.joined)
+                variant = replace(variant, lists=tiles)
+            facts = {"config": self.dq_config, "variant": variant, "row_tile": self.config.row_tile}
+            self.dq = Launch(DQ, target, {"layout": call.layout, **facts})
 
     def run(self, forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None = None) -> Gradients:
         """The gradients. do: like the output; d_lse: float32 like the log-sum-exp, or None."""
@@ -227,7 +255,7 @@ class BackwardPlan:
         dq, dk, dv = (new(x, memory_format=torch.contiguous_format) if need else None for x, need in asked)
         tensors = (forward.q, forward.k, forward.v, forward.out, do)
         q, k, v, out, do = (x if step is None else step(x) for x, step in zip(tensors, self.steps))
-        seqlens, longest_q, _, _, mask, aux = kernel_extras(call, extras)
+        seqlens, longest_q, key_lists, _, mask, aux = kernel_extras(call, extras)
         sums = self._workspace(q)
         cu_q = None if seqlens is None else seqlens[0]
         if d_lse is not None:
@@ -238,10 +266,16 @@ class BackwardPlan:
         if not is_empty(call) and needs.scores:
             numbers = (call.scale, call.softcap, call.left, call.right)
             results = (k, v) if dk is None else (dk, dv)  # which are not written then
-            lists = None if call.block is None else query_lists(call, extras, self.config.tile_q)
-            launch = self.main
-            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask)
-            if needs.q:
+            if needs.kv or self.dq_config is None:
+                lists = None if call.block is None else query_lists(call, extras, self.config.tile_q)
+                launch = self.main
+                launch(
+                    q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask
+                )
+            if self.dq_config is not None:
+                rows = (sums.lse, sums.row_sums)
+                self.dq(q, k, v, do, dq, *rows, *numbers, seqlens, longest_q, key_lists, mask, aux)
+            elif needs.q:
                 self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None
         if d_mask is not None and extras.mask is not None:
@@ -262,7 +296,8 @@ class BackwardPlan:
 
     def _workspace(self, q: torch.Tensor) -> Workspace:
         """Numbers of query tiles, as the kernels take them."""
-        call, config, gives_q = self.call, self.config, self.needs.q
+        call, config = self.call, self.config
+        gives_q = self.needs.q and self.dq_config is None
         if call.packed:
             tiles = call.heads * (call.q_len // config.row_tile + call.batch)
         else:

@@ -1,0 +1,103 @@
+"""Producer role of the SM90 kernel of dQ by tiles of queries: Q and dO once, then K and V of each step.
+
+    K0 | Q | dO | V0 | K1 | V1 | K2 | V2 ...    as far as stages are empty
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, pipeline
+
+from kernels_dsl.blocks.attention.kv_blocks import blocks_at
+from kernels_dsl.blocks.attention.tile_queue import WorkTile
+from kernels_dsl.blocks.attention.work import Work, kv_head
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.pipeline import producer_state, put
+
+from .backward_dq_sm90_spec import DqSpec
+from .backward_sm90_producer import tile_loader
+from .forward_sm90_producer import parts_of
+
+
+class Loads(NamedTuple):
+    """TMA loads of the four operands, (rows, D, heads, B)."""
+
+    q: tma.TmaCopy
+    k: tma.TmaCopy
+    v: tma.TmaCopy
+    do: tma.TmaCopy
+
+
+class SharedTiles(NamedTuple):
+    """Tiles in shared memory."""
+
+    q: cute.Tensor
+    """(M, D, 1)"""
+    k: cute.Tensor
+    """(N, D, stages)"""
+    v: cute.Tensor
+    """(N, Dv, stages)"""
+    do: cute.Tensor
+    """(M, Dv, 1)"""
+    scratch: cute.Tensor
+    """float32 (threads of a warpgroup, consumers), which nobody reads: see `keep_order`"""
+    staging: cute.Tensor
+    """(64, columns of a subtile, 2, consumers): dQ on its way out, where Q was"""
+
+
+class Rings(NamedTuple):
+    """Pipelines; Q and dO have one stage each."""
+
+    q: pipeline.PipelineTmaAsync
+    k: pipeline.PipelineTmaAsync
+    v: pipeline.PipelineTmaAsync
+    do: pipeline.PipelineTmaAsync
+
+
+@cute.jit
+def produce(
+    spec: cutlass.Constexpr, rings: Rings, loads: Loads, tiles: SharedTiles, work: Work, tile: WorkTile
+):
+    """Producer warp: the operands of one query tile, in the order of their use."""
+    at, seq, visit = tile
+    batch, q_start, k_start = at.batch, Int32(0), Int32(0)
+    if cutlass.const_expr(spec.varlen):
+        batch, q_start, k_start = Int32(0), seq.q_start, seq.k_start
+    of_queries, of_keys = (at.head, batch), (kv_head(at.head, work.heads_per_kv), batch)
+    load_q = tile_loader(loads.q, tiles.q, (spec.tile_m, spec.dim), q_start, of_queries)
+    load_do = tile_loader(loads.do, tiles.do, (spec.tile_m, spec.dim_v), q_start, of_queries)
+    load_k = loader_of_blocks(spec, loads.k, tiles.k, spec.dim, k_start, of_keys)
+    load_v = loader_of_blocks(spec, loads.v, tiles.v, spec.dim_v, k_start, of_keys)
+    k_state, v_state = producer_state(spec.k_stages), producer_state(spec.v_stages)
+    blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0))
+    k_state = put(rings.k, k_state, partial(load_k, blocks))
+    put(rings.q, producer_state(1), partial(load_q, at.m))
+    put(rings.do, producer_state(1), partial(load_do, at.m))
+    v_state = put(rings.v, v_state, partial(load_v, blocks))
+    for position in cutlass.range(1, visit.count, unroll=1):
+        blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position)
+        k_state = put(rings.k, k_state, partial(load_k, blocks))
+        v_state = put(rings.v, v_state, partial(load_v, blocks))
+
+
+def loader_of_blocks(
+    spec: DqSpec,
+    load: tma.TmaCopy,
+    tiles: cute.Tensor,
+    columns: int,
+    start: Int32,
+    image: tuple[Int32, Int32],
+) -> Callable[[tuple[Int32, ...], Int32, cute.Pointer], None]:
+    """`load(blocks, stage, barrier)` of a step's blocks of keys, side by side."""
+    size = (spec.tile.keys, columns)
+    whole = cute.make_identity_tensor(size)
+    parts = [tile_loader(load, part, size, start, image) for part in parts_of(tiles, whole, spec.joined)]
+
+    def load_all(blocks: tuple[Int32, ...], stage: Int32, barrier: cute.Pointer) -> None:
+        for load_part, block in zip(parts, blocks):
+            load_part(block, stage, barrier)
+
+    return load_all
