@@ -306,34 +306,34 @@ def let_other_start(spec: cutlass.Constexpr, site: Site):
             give_turn(NamedBarrier.MMA_ORDER, 1 - site.warpgroup)
 
 
-@cute.jit
-def clear_tail(
-    spec: cutlass.Constexpr, tiles: SharedTiles, states: States, site: Site, position: Int32
-):
+def clear_tail(spec: DqSpec, tiles: SharedTiles, states: States, site: Site, position: Int32) -> None:
     """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN. The
     warpgroups share the work."""
-    visit, at = site.tile.visit, site.tile.at
-    blocks = blocks_at(spec.variant, spec.tile, visit, at, site.work.lists, position)
-    keys = cutlass.const_expr(spec.tile.keys)
-    some = Boolean(False)
-    for part in cutlass.range_constexpr(spec.joined):
-        first = cutlass.max(site.tile.seq.k_len - blocks[part] * keys, 0)
-        if first < keys:
-            some = Boolean(True)
-            clear_rows(spec, tiles.k[None, None, states.k.index], part * keys + first, part, site)
-            clear_rows(spec, tiles.v[None, None, states.v.index], part * keys + first, part, site)
-    if some:
-        fence_for_async_readers()
-        sync_consumers(spec.consumers)
+    tile = site.tile
+    blocks = blocks_at(spec.variant, spec.tile, tile.visit, tile.at, site.work.lists, position)
+    keys = spec.tile.keys
+    stages = tiles.k[None, None, states.k.index], tiles.v[None, None, states.v.index]
+    for part, block in enumerate(blocks):
+        first = cutlass.max(tile.seq.k_len - block * keys, 0)
+        clear_rows(spec, *stages, first, part * keys, site)
 
 
 @cute.jit
 def clear_rows(
-    spec: cutlass.Constexpr, tile: cute.Tensor, first: Int32, part: cutlass.Constexpr, site: Site
+    spec: cutlass.Constexpr,
+    sK: cute.Tensor,
+    sV: cute.Tensor,
+    first: Int32,
+    start: cutlass.Constexpr,
+    site: Site,
 ):
-    """Sets rows of part number `part` of a step's (keys, columns) from `first` on to 0."""
-    columns = cute.size(tile, mode=[1])
-    end = (part + 1) * spec.tile.keys
-    for row in cutlass.range(first + site.warpgroup, end, spec.consumers, unroll=1):
-        for column in cutlass.range(site.thread, columns, WARPGROUP_THREADS, unroll=1):
-            tile[row, column] = spec.dtype(0.0)
+    """Sets rows of a block from its key `first` on to 0, which begins at row `start` of a step's."""
+    keys = cutlass.const_expr(spec.tile.keys)
+    if first < keys:
+        for row in cutlass.range(first + site.warpgroup, keys, spec.consumers, unroll=1):
+            for column in cutlass.range(site.thread, spec.dim, WARPGROUP_THREADS, unroll=1):
+                sK[start + row, column] = spec.dtype(0.0)
+            for column in cutlass.range(site.thread, spec.dim_v, WARPGROUP_THREADS, unroll=1):
+                sV[start + row, column] = spec.dtype(0.0)
+        fence_for_async_readers()
+        sync_consumers(spec.consumers)
