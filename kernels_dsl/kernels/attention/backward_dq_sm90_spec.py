@@ -90,7 +90,9 @@ def make_spec(
     config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool, row_tile: int
 ) -> DqSpec:
     """Completes an `Sm90DqConfig`. The output is staged in the first 64 columns of Q: two buffers of half as
-    many columns are as large as a warpgroup's rows there."""
+    many columns are as large as a warpgroup's rows there. ValueError where a step would wait for itself."""
+    if config.k_stages < 2:
+        raise ValueError(f"k_stages must be 2 or more, since K is kept for a step's dQ; it is {config}")
     columns = epilogue_columns(config.dim, dtype)
     plan = EpiloguePlan((WGMMA_M, config.dim), columns, 2, dtype, config.tma_stores)
     return DqSpec(
