@@ -10,11 +10,9 @@ from lowering.records import frozen
 class Sm90DqConfig:
     """One instance: `tile_m` queries stay, 64 a consumer warpgroup, against `tile_n` keys a step.
 
-    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 64. `k_stages` steps
-    of K and `v_stages` of V are in flight. `ctas_per_sm` is 1, or 2 with 64 queries where the tiles leave room.
-    With block lists `joined` blocks, of tile_n / joined keys each, are taken in one step. `late_wait`
-    has a step's exponentials done before its second product is waited for; the compiler likes to wait sooner.
-    `tma_stores` False stores dQ with predicated stores, which any alignment allows.
+    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 64. `k_stages`
+    steps of K, at least 2, and `v_stages` of V are in flight. `ctas_per_sm` is 1, or 2 with 64 queries where
+    the tiles leave room.
     """
 
     tile_m: int
@@ -24,9 +22,6 @@ class Sm90DqConfig:
     k_stages: int = 2
     v_stages: int = 2
     ctas_per_sm: int = 1
-    joined: int = 1
-    late_wait: bool = True
-    tma_stores: bool = True
 
     family = "sm90"
 
@@ -47,7 +42,6 @@ def sm90_dq_config(
     widest = max(d, dv)
     tile_n = 64 if widest > 128 or by_elements or block[1] % 128 else 128
     if block[0] % 128:
-        pair = Sm90DqConfig(64, 64, d, dv, ctas_per_sm=2)
-        return pair if widest <= 128 else Sm90DqConfig(64, 64, d, dv)
+        return Sm90DqConfig(64, 64, d, dv, ctas_per_sm=2 if widest <= 128 else 1)
     config = Sm90DqConfig(128, tile_n, d, dv)
     return config if config.smem_bytes <= H200.smem_bytes else Sm90DqConfig(128, tile_n, d, dv, v_stages=1)

@@ -69,7 +69,9 @@ def change_and_mask(
         start = block * (spec.tile_n // parts)
         origin = ScoreOrigin(tile.row, start + tile.column, tile.at.head, tile.at.batch)
         if variant.changes_scores:
-            bends = None if slopes is None else softmax.columns_of_part(softmax.rows_and_columns(slopes), part, parts)
+            bends = None
+            if slopes is not None:
+                bends = softmax.columns_of_part(softmax.rows_and_columns(slopes), part, parts)
             change_scores(variant, view, origin, tile.seq, scored.work.scores, slopes=bends)
         if masked is True:
             mask_block(spec, view, origin, scored)

@@ -28,11 +28,11 @@ from kernels_dsl.blocks.attention.work import LAYOUTS, AttentionArguments, Work,
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import entry_name
-from kernels_dsl.blocks.hw.layouts import first_part, staged_smem_layout
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
-from .backward_dq_sm90_consumer import Mmas, RowNumbers, consume
+from .backward_dq_sm90_consumer import Mmas, RowNumbers, Shared, consume
 from .backward_dq_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_dq_sm90_spec import DqSpec, make_spec
 from .backward_sm90 import make_output
@@ -78,11 +78,10 @@ def attention_dq_sm90(
     mQ, mK, mV, mdO, mdQ = (rows_first(t, LAYOUTS[layout]) for t in (q, k, v, do, dq))
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None, row_tile)
     mmas, layouts = make_mmas(spec), make_layouts(spec)
-    keys = spec.tile.keys
     loads = Loads(
         tma.make_load_atom(mQ, layouts.q, (spec.tile_m, spec.dim)),
-        tma.make_load_atom(mK, first_part(layouts.k, (keys, spec.dim)), (keys, spec.dim)),
-        tma.make_load_atom(mV, first_part(layouts.v, (keys, spec.dim_v)), (keys, spec.dim_v)),
+        tma.make_load_atom(mK, layouts.k, (spec.tile_n, spec.dim)),
+        tma.make_load_atom(mV, layouts.v, (spec.tile_n, spec.dim_v)),
         tma.make_load_atom(mdO, layouts.do, (spec.tile_m, spec.dim_v)),
     )
     arguments = AttentionArguments(
@@ -154,7 +153,7 @@ def dq_kernel(
     else:
         cute.arch.setmaxregister_increase(spec.registers.consumer)
         if spec.has_rows(tile.at, tile.seq):
-            consume(spec, rings, tiles, mmas, output, work, numbers, tile, group)
+            consume(spec, Shared(rings, tiles, mmas), output, work, numbers, tile, group)
 
 
 def make_rings(spec: DqSpec, barriers: cute.Pointer) -> Rings:
@@ -179,12 +178,11 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
     """mbarriers and tiles."""
     words = 2 * (2 + spec.k_stages + spec.v_stages)
     threads = (WARPGROUP_THREADS, spec.consumers)
-    scratch_size = threads[0] * threads[1] if spec.late_wait else 1
 
     @cute.struct
     class SharedStorage:
         barriers: cute.struct.MemRange[cutlass.Int64, words]
-        scratch: cute.struct.MemRange[Float32, scratch_size]
+        scratch: cute.struct.MemRange[Float32, threads[0] * threads[1]]
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.q)], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.k)], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.v)], 1024]

@@ -1,6 +1,7 @@
 """Consumer role of the SM90 kernel of dQ by tiles of queries: three products a step, dQ in registers.
 
-Rows of the scores are queries, so that dS comes out of the accumulators as the register operand of dQ += dS K.
+Rows of the scores are queries, so that dS comes out of the accumulators as the register operand of dQ +=
+dS K.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.kv_blocks import blocks_at
+from kernels_dsl.blocks.attention.kv_blocks import block_at
 from kernels_dsl.blocks.attention.probabilities import bend, by_queries
 from kernels_dsl.blocks.attention.score_tile import (
     ScoreBlock,
@@ -90,12 +91,18 @@ class States(NamedTuple):
     v: pipeline.PipelineState
 
 
-class Resources(NamedTuple):
-    """Rings, memory and registers of a consumer warpgroup."""
+class Shared(NamedTuple):
+    """Rings and tiles of all consumer warpgroups, and their products."""
 
     rings: Rings
     tiles: SharedTiles
     mmas: Mmas
+
+
+class Resources(NamedTuple):
+    """Records that are shared, and the registers of a consumer warpgroup."""
+
+    shared: Shared
     fragments: Fragments
     rows: Rows
 
@@ -103,9 +110,7 @@ class Resources(NamedTuple):
 @cute.jit
 def consume(
     spec: cutlass.Constexpr,
-    rings: Rings,
-    tiles: SharedTiles,
-    mmas: Mmas,
+    shared: Shared,
     output: Output,
     work: Work,
     numbers: RowNumbers,
@@ -113,6 +118,7 @@ def consume(
     group: Int32,
 ):
     """Consumer warpgroup number `group`: its 64 rows of one query tile."""
+    rings, tiles, mmas = shared
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row = tile.at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
     site = Site(Tile(*tile, row, thread % 4 * 2), work, group, thread)
@@ -121,7 +127,7 @@ def consume(
         row_values(spec, numbers.tiles, numbers.lse, site),
         row_values(spec, numbers.tiles, numbers.row_sums, site),
     )
-    resources = Resources(rings, tiles, mmas, fragments, rows)
+    resources = Resources(shared, fragments, rows)
     fragments.dq.fill(0.0)
     rings.q.consumer_wait(consumer_state(1))
     walk(spec, resources, site)
@@ -132,9 +138,7 @@ def consume(
     epi.drain(spec.epilogue, thread)
 
 
-def make_fragments(
-    spec: DqSpec, mmas: Mmas, tiles: SharedTiles, group: Int32, thread: Int32
-) -> Fragments:
+def make_fragments(spec: DqSpec, mmas: Mmas, tiles: SharedTiles, group: Int32, thread: Int32) -> Fragments:
     """Operand descriptors in shared memory, and registers."""
     s, dq = mmas.s.get_slice(thread), mmas.dq.get_slice(thread)
     own_q = cute.local_tile(tiles.q[None, None, 0], (WGMMA_M, spec.dim), (group, 0))
@@ -153,9 +157,7 @@ def make_fragments(
 
 
 @cute.jit
-def row_values(
-    spec: cutlass.Constexpr, tiles: RowTiles, values: cute.Tensor, site: Site
-) -> cute.Tensor:
+def row_values(spec: cutlass.Constexpr, tiles: RowTiles, values: cute.Tensor, site: Site) -> cute.Tensor:
     """The numbers of this thread's rows; 0 after the last row of the sequence."""
     at, seq = site.tile.at, site.tile.seq
     found = cute.make_rmem_tensor(2, Float32)
@@ -172,7 +174,7 @@ def row_values(
 @cute.jit
 def walk(spec: cutlass.Constexpr, resources: Resources, site: Site):
     """dQ of one query tile, not scaled, over the key blocks of its visit."""
-    visit, rings = site.tile.visit, resources.rings
+    visit, rings = site.tile.visit, resources.shared.rings
     states = States(
         consumer_state(spec.k_stages), consumer_state(spec.k_stages), consumer_state(spec.v_stages)
     )
@@ -196,7 +198,7 @@ def issue_dq(resources: Resources, states: States) -> None:
     """Issues dQ += dS K of the step before."""
     fragments = resources.fragments
     keys = fragments.k_rows[None, None, None, states.k_rows.index]
-    issue_product(resources.mmas.dq, fragments.dq, fragments.ds, keys, True)
+    issue_product(resources.shared.mmas.dq, fragments.dq, fragments.ds, keys, True)
 
 
 def step(
@@ -209,7 +211,7 @@ def step(
     first: bool,
 ) -> States:
     """dS of the blocks at `position`, and dQ of the step before."""
-    rings, tiles, mmas, fragments, rows = resources
+    (rings, tiles, mmas), fragments, rows = resources
     k_rows = states.k_rows
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
     d_probs = cute.make_rmem_tensor(scores.layout, Float32)
@@ -225,9 +227,7 @@ def step(
     issue_product(mmas.s, scores, fragments.q, fragments.k[None, None, None, states.k.index], False)
     if first:
         rings.do.consumer_wait(consumer_state(1))
-        blocks = blocks_at(
-            spec.variant, spec.tile, site.tile.visit, site.tile.at, site.work.lists, position
-        )
+        blocks = (block_at(spec.variant, site.tile.visit, site.tile.at, site.work.lists, position),)
     else:
         blocks = blocks_to_mask(spec, site, position, masked)
         warpgroup.wait_group(1)
@@ -268,8 +268,7 @@ def weigh(
     for r in range(cute.size(view, mode=[0])):
         for c in range(cute.size(view, mode=[1])):
             view[r, c] = cute.math.exp2(view[r, c] * factor - lse[r], fastmath=True)
-    if spec.late_wait:
-        keep_order(view, scratch)
+    keep_order(view, scratch)
     if slopes is not None:
         bend(by_queries(view), softmax.rows_and_columns(slopes))
 
@@ -306,34 +305,24 @@ def let_other_start(spec: cutlass.Constexpr, site: Site):
             give_turn(NamedBarrier.MMA_ORDER, 1 - site.warpgroup)
 
 
-def clear_tail(spec: DqSpec, tiles: SharedTiles, states: States, site: Site, position: Int32) -> None:
+@cute.jit
+def clear_tail(spec: cutlass.Constexpr, tiles: SharedTiles, states: States, site: Site, position: Int32):
     """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN. The
     warpgroups share the work."""
     tile = site.tile
-    blocks = blocks_at(spec.variant, spec.tile, tile.visit, tile.at, site.work.lists, position)
-    keys = spec.tile.keys
-    stages = tiles.k[None, None, states.k.index], tiles.v[None, None, states.v.index]
-    for part, block in enumerate(blocks):
-        first = cutlass.max(tile.seq.k_len - block * keys, 0)
-        clear_rows(spec, *stages, first, part * keys, site)
+    block = block_at(spec.variant, tile.visit, tile.at, site.work.lists, position)
+    first = cutlass.max(tile.seq.k_len - block * spec.tile_n, 0)
+    if first < spec.tile_n:
+        clear_rows(spec, tiles.k[None, None, states.k.index], first, site)
+        clear_rows(spec, tiles.v[None, None, states.v.index], first, site)
+        fence_for_async_readers()
+        sync_consumers(spec.consumers)
 
 
 @cute.jit
-def clear_rows(
-    spec: cutlass.Constexpr,
-    sK: cute.Tensor,
-    sV: cute.Tensor,
-    first: Int32,
-    start: cutlass.Constexpr,
-    site: Site,
-):
-    """Sets rows of a block from its key `first` on to 0, which begins at row `start` of a step's."""
-    keys = cutlass.const_expr(spec.tile.keys)
-    if first < keys:
-        for row in cutlass.range(first + site.warpgroup, keys, spec.consumers, unroll=1):
-            for column in cutlass.range(site.thread, spec.dim, WARPGROUP_THREADS, unroll=1):
-                sK[start + row, column] = spec.dtype(0.0)
-            for column in cutlass.range(site.thread, spec.dim_v, WARPGROUP_THREADS, unroll=1):
-                sV[start + row, column] = spec.dtype(0.0)
-        fence_for_async_readers()
-        sync_consumers(spec.consumers)
+def clear_rows(spec: cutlass.Constexpr, tile: cute.Tensor, first: Int32, site: Site):
+    """Sets rows of a tile (rows, columns) from `first` on to 0, a row for each warpgroup."""
+    columns = cute.size(tile, mode=[1])
+    for row in cutlass.range(first + site.warpgroup, spec.tile_n, spec.consumers, unroll=1):
+        for column in cutlass.range(site.thread, columns, WARPGROUP_THREADS, unroll=1):
+            tile[row, column] = spec.dtype(0.0)

@@ -1,9 +1,10 @@
 """Producer role of the SM90 kernel of dQ by tiles of queries: Q and dO once, then K and V of each step.
 
     K0 | Q | dO | V0 | K1 | V1 | K2 | V2 ...    as far as stages are empty
+
+V comes after the K of its step, since a stage of V is given back sooner.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,15 +12,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from kernels_dsl.blocks.attention.kv_blocks import blocks_at
+from kernels_dsl.blocks.attention.kv_blocks import block_at
 from kernels_dsl.blocks.attention.tile_queue import WorkTile
 from kernels_dsl.blocks.attention.work import Work, kv_head
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 
-from .backward_dq_sm90_spec import DqSpec
 from .backward_sm90_producer import tile_loader
-from .forward_sm90_producer import parts_of
 
 
 class Loads(NamedTuple):
@@ -69,35 +68,15 @@ def produce(
     of_queries, of_keys = (at.head, batch), (kv_head(at.head, work.heads_per_kv), batch)
     load_q = tile_loader(loads.q, tiles.q, (spec.tile_m, spec.dim), q_start, of_queries)
     load_do = tile_loader(loads.do, tiles.do, (spec.tile_m, spec.dim_v), q_start, of_queries)
-    load_k = loader_of_blocks(spec, loads.k, tiles.k, spec.dim, k_start, of_keys)
-    load_v = loader_of_blocks(spec, loads.v, tiles.v, spec.dim_v, k_start, of_keys)
+    load_k = tile_loader(loads.k, tiles.k, (spec.tile_n, spec.dim), k_start, of_keys)
+    load_v = tile_loader(loads.v, tiles.v, (spec.tile_n, spec.dim_v), k_start, of_keys)
     k_state, v_state = producer_state(spec.k_stages), producer_state(spec.v_stages)
-    blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0))
-    k_state = put(rings.k, k_state, partial(load_k, blocks))
+    block = block_at(spec.variant, visit, at, work.lists, Int32(0))
+    k_state = put(rings.k, k_state, partial(load_k, block))
     put(rings.q, producer_state(1), partial(load_q, at.m))
     put(rings.do, producer_state(1), partial(load_do, at.m))
-    v_state = put(rings.v, v_state, partial(load_v, blocks))
+    v_state = put(rings.v, v_state, partial(load_v, block))
     for position in cutlass.range(1, visit.count, unroll=1):
-        blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position)
-        k_state = put(rings.k, k_state, partial(load_k, blocks))
-        v_state = put(rings.v, v_state, partial(load_v, blocks))
-
-
-def loader_of_blocks(
-    spec: DqSpec,
-    load: tma.TmaCopy,
-    tiles: cute.Tensor,
-    columns: int,
-    start: Int32,
-    image: tuple[Int32, Int32],
-) -> Callable[[tuple[Int32, ...], Int32, cute.Pointer], None]:
-    """`load(blocks, stage, barrier)` of a step's blocks of keys, side by side."""
-    size = (spec.tile.keys, columns)
-    whole = cute.make_identity_tensor(size)
-    parts = [tile_loader(load, part, size, start, image) for part in parts_of(tiles, whole, spec.joined)]
-
-    def load_all(blocks: tuple[Int32, ...], stage: Int32, barrier: cute.Pointer) -> None:
-        for load_part, block in zip(parts, blocks):
-            load_part(block, stage, barrier)
-
-    return load_all
+        block = block_at(spec.variant, visit, at, work.lists, position)
+        k_state = put(rings.k, k_state, partial(load_k, block))
+        v_state = put(rings.v, v_state, partial(load_v, block))

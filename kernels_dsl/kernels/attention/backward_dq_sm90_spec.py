@@ -32,8 +32,6 @@ class DqSpec:
     k_stages: int
     v_stages: int
     ctas_per_sm: int
-    joined: int
-    late_wait: bool
     row_tile: int
     """Query rows whose log-sum-exp lie together in memory."""
     varlen: bool
@@ -43,6 +41,7 @@ class DqSpec:
     variant: Any  # AttentionVariant
 
     pack = 1
+    joined = 1
     rising = False
 
     @property
@@ -63,7 +62,7 @@ class DqSpec:
     @property
     def tile(self) -> TileShape:
         """Queries and keys of one step."""
-        return TileShape(self.tile_m, self.tile_n // self.joined, self.joined)
+        return TileShape(self.tile_m, self.tile_n)
 
     @property
     def threads(self) -> int:
@@ -75,7 +74,7 @@ class DqSpec:
         """Registers of the roles; 64 K registers serve the SM."""
         if self.ctas_per_sm == 2:
             return Registers(24, 232)
-        return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
+        return {1: Registers(40, 232), 2: Registers(24, 240)}[self.consumers]
 
     def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
         """False for a tile past the end of its packed sequence."""
@@ -86,16 +85,14 @@ class DqSpec:
         return rows * columns * self.dtype.width // 8
 
 
-def make_spec(
-    config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool, row_tile: int
-) -> DqSpec:
+def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool, row_tile: int) -> DqSpec:
     """Completes an `Sm90DqConfig`. The output is staged in the first 64 columns of Q: two buffers of half as
     many columns are as large as a warpgroup's rows there. ValueError where a step would wait for itself."""
     if config.k_stages < 2:
         raise ValueError(f"k_stages must be 2 or more, since K is kept for a step's dQ; it is {config}")
     columns = epilogue_columns(config.dim, dtype)
-    plan = EpiloguePlan((WGMMA_M, config.dim), columns, 2, dtype, config.tma_stores)
+    plan = EpiloguePlan((WGMMA_M, config.dim), columns, 2, dtype, True)
     return DqSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, config.k_stages, config.v_stages,
-        config.ctas_per_sm, config.joined, config.late_wait, row_tile, varlen, dtype, plan, variant,
+        config.ctas_per_sm, row_tile, varlen, dtype, plan, variant,
     )  # fmt: skip

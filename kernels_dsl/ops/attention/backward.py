@@ -135,9 +135,10 @@ def choose(
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
-def is_by_queries(call: AttentionCall, deterministic: bool, needs: Needs) -> bool:
-    """Says whether dQ is computed by tiles of queries, in a kernel of its own, without sums between CTAs."""
-    return deterministic and needs.q and not needs.mask
+def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:
+    """Says whether dQ in a fixed order is computed by tiles of queries, in place of sums in turns: as
+    measured on an H200, over lists, whose turns form long chains, and where 64 keys have wide heads."""
+    return call.block is not None or (config.dim > 128 and config.tile_k == 64)
 
 
 def choose_dq(
@@ -145,7 +146,10 @@ def choose_dq(
 ) -> Sm90DqConfig | None:
     """The configuration of the kernel of dQ by tiles of queries; None where dQ is summed beside dK and dV, by
     the kernel of `config`."""
-    if config.family != "sm90" or not is_by_queries(call, deterministic, needs):
+    # With functions of single scores wide heads would spill.
+    spills = call.variant.by_elements and max(call.dim, call.dim_v) > 128
+    fits = config.family == "sm90" and needs.q and not (needs.mask or spills)
+    if not (fits and deterministic and is_by_queries(call, config)):
         return None
     return sm90_dq_config(call.dim, call.dim_v, call.block or (128, 128), call.variant.by_elements)
 
@@ -242,7 +246,7 @@ class BackwardPlan:
             variant = call.variant
             if call.block is not None:
                 config = self.dq_config
-                tiles = call.block[0] // config.tile_m, call.block[1] // (config.tile_n // config.joined)
+                tiles = call.block[0] // config.tile_m, call.block[1] // config.tile_n
                 variant = replace(variant, lists=tiles)
             facts = {"config": self.dq_config, "variant": variant, "row_tile": self.config.row_tile}
             self.dq = Launch(DQ, target, {"layout": call.layout, **facts})
@@ -273,8 +277,22 @@ class BackwardPlan:
                     q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask
                 )
             if self.dq_config is not None:
-                rows = (sums.lse, sums.row_sums)
-                self.dq(q, k, v, do, dq, *rows, *numbers, seqlens, longest_q, key_lists, mask, aux)
+                launch = self.dq
+                launch(
+                    q,
+                    k,
+                    v,
+                    do,
+                    dq,
+                    sums.lse,
+                    sums.row_sums,
+                    *numbers,
+                    seqlens,
+                    longest_q,
+                    key_lists,
+                    mask,
+                    aux,
+                )
             elif needs.q:
                 self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None

@@ -1,4 +1,4 @@
-"""The SM90 kernel of dQ by tiles of queries as compiled, without a GPU: instructions, registers, no spills."""
+"""The SM90 kernel of dQ by tiles of queries as compiled, without a GPU: instructions and no spills."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ def launched(monkeypatch) -> list[Sm90DqConfig]:
         found.append(choose(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(
-        backward, "is_by_queries", lambda call, deterministic, needs: needs.q and not needs.mask
-    )
+    monkeypatch.setattr(backward, "is_by_queries", lambda call, config: True)
     monkeypatch.setattr(backward, "choose_dq", recorded)
     return found
 
