@@ -49,6 +49,8 @@ ARRIVED_OFFSET = 768
 """The same to the number of splits that were there before its own."""
 MOST_MERGED = 64
 """Rows of partial results, of all splits, that the CTA of a tile's last split merges, at most."""
+LEAST_MERGED_DIM = 64
+"""Head dimension from which such a CTA's registers hold the sums of all groups."""
 ARRIVALS = 4
 """Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4

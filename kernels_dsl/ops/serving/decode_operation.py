@@ -18,6 +18,7 @@ from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionV
 from kernels_dsl.config.decode import (
     ARRIVALS,
     FIXED_SPLIT,
+    LEAST_MERGED_DIM,
     MAX_FIXED_SPLITS,
     MAX_KEYS,
     MOST_MERGED,
@@ -136,7 +137,7 @@ class DecodeCall:
     def merges(self, config: DecodeConfig, ctas: int) -> bool:
         """True where the CTA of a tile's last split should merge them all. With an item a CTA at most, a
         second launch costs more than that does, on the host too, if the splits are few."""
-        if self.packed or self.fixed:
+        if self.packed or self.fixed or config.dim < LEAST_MERGED_DIM:
             return False
         splits = most_splits(self.capacity, self.together)
         few = splits * min(config.rows, self.together) <= MOST_MERGED

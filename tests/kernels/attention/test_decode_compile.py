@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import DecodeConfig, decode_config, tma_config
+from kernels_dsl.config.decode import LEAST_MERGED_DIM, DecodeConfig, decode_config, tma_config
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving.decode_operation import FUNCTION
 
@@ -68,7 +68,7 @@ def test_loaded_by_tma(dim, rows, name, page, kept):
     """One instruction a box of K or V in a step."""
     device = DEVICES_BY_ARCH["sm_90a"]
     config = tma_config(decode_config(dim, rows, 4, device, kept.itemsize), device, page)
-    of_item = compiled("sm_90a", dim, rows, name, kept, rows == 4, config)
+    of_item = compiled("sm_90a", dim, rows, name, kept, rows == 4 and name == "all", config)
     assert of_item.entry.startswith("attention_decode_sm90")
     # The first blocks of K come before the loop.
     assert of_item.count("UTMALDG") == 3 * config.tile_n // min(page, 64)
@@ -77,7 +77,7 @@ def test_loaded_by_tma(dim, rows, name, page, kept):
 def compiled(
     arch: str, dim: int, rows: int, name: str, kept: torch.dtype, packed: bool, config: DecodeConfig
 ) -> Any:
-    """The compiled kernel of items; its checks, and with packed queries those of the one that merges."""
+    """The compiled kernel of items; its checks, and those of the one that merges, if there is one."""
 
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -88,7 +88,7 @@ def compiled(
     if packed:
         q, config = q.flatten(0, 1), replace(config, tiled=True)
     else:
-        config = replace(config, merges=True)
+        config = replace(config, merges=rows <= 16 and dim >= LEAST_MERGED_DIM)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
     arguments = (
         q, cache, cache, q, None, 1 << 20, 1 << 19, tensor(2, dtype=ints),
@@ -97,7 +97,7 @@ def compiled(
     )  # fmt: skip
     kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
     of_item, *merge = sorted(kernel.resources(), key=lambda part: "merge" in part.entry)
-    assert len(merge) == packed
+    assert bool(merge) != config.merges
     for part in (*merge, of_item):
         assert part.stack_bytes == part.spill_loads == part.spill_stores == 0
     assert of_item.count("HMMA") and of_item.count("LDSM")
