@@ -282,6 +282,8 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
         )  # fmt: skip
     tiles = _tiles(problem, on_m, tile_s, kept_k)
     unit_k = unit_along_k(problem.block_k, sum(tiles.tile), on_m, problem.dense_k_major)
+    if not on_m and math.prod(tiles.tile) == MOST_IN_TURNS and problem.block_k > STAGE_K:
+        unit_k = min(unit_k, STAGE_K // 2)  # with longer ones registers are spilled
     units = _units(min(problem.block_k, STAGE_K), on_m)
     deep = _has_deep_boxes(problem, on_m)
     chosen = replace(tiles, unit_k=unit_k, units=units, epi_tma=epi_tma, deep_boxes=deep)

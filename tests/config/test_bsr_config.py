@@ -180,6 +180,8 @@ def test_blocks_between_powers_of_two() -> None:
         config = choose(BsrProblem(size, 8192, size, 1000, extent, extent))
         assert config is not None and config.tile == (256, extent) and not config.pairs
         assert config.schedule is schedule
+    deep = choose(BsrProblem(8160, 8192, 8192, 1000, 96, 512))
+    assert deep is not None and deep.tile == (256, 96) and deep.unit_k == 32
     beside = choose(BsrProblem(8192, 8192, 8160, 20 * 64, 128, 80))
     assert beside is not None and beside.tile == (128, 256) and beside.unit_k == 16
 

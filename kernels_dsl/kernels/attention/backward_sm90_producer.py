@@ -61,7 +61,7 @@ class Rings(NamedTuple):
 
 
 class Supply(NamedTuple):
-    """What the producer warp loads, and where to."""
+    """Loads of the producer warp, and their targets."""
 
     rings: Rings
     loads: Loads

@@ -27,6 +27,7 @@ from kernels_dsl.sparse.together import PACK
         ((512, 112), True, False),
         ((48, 80), False, False),
         ((96, 96), True, False),
+        ((96, 128), False, False),
         ((112, 112), False, False),
         ((128, 80), False, False),
     ],

@@ -52,6 +52,7 @@ HOPPER = [
     Case("one_heavy_row", (2, 3), (112, 112), 264),  # loads of 16 along K, warpgroups share a tile
     Case("power_law", (2, 4), (128, 80), 136, sorted_columns=False),
     Case("uniform", (3, 4), (64, 64), 8),
+    Case("power_law", (3, 4), (64, 64), 328, batch=(False, True)),
     Case("empty_rows", (3, 4), (64, 64), 40, form="b at"),
     Case("uniform", (3, 4), (32, 32), 40),
 ]
