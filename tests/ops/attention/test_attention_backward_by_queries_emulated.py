@@ -43,7 +43,7 @@ def test_many_steps_of_grouped_heads(launched, seed):
 
 @pytest.mark.parametrize("block", [(64, 64), (128, 128)] + [(64, 128), (128, 64)] * ALL)
 def test_lists(launched, block, seed):
-    """Masked and whole blocks, a query block without keys, ends inside of blocks, NaN behind nothing."""
+    """Masked and whole blocks, more than stages; a query block without keys; ends inside of blocks."""
     lengths = (block[0] + 10, 5 * block[1] - 30)
     lists = _lists([[[2, 0, 4, 1], []], [[4], [3, 0, 2]]], 5, block, full=1)
     shape = (1, 2, 2 * block[0], 5 * block[1])
