@@ -45,7 +45,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A measured case. `chosen` says which configuration of a peer was its best."""
+    """A measured case. `chosen` says which configuration of a peer was its best; `picojoules` has the energy
+    of an operation, where it was measured."""
 
     name: str
     flops: float
@@ -55,6 +56,7 @@ class Row:
     chosen: dict[str, str] = field(default_factory=dict)
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: str = ""
+    picojoules: dict[str, float] = field(default_factory=dict)
 
     def tflops(self, competitor: str) -> float:
         return self.flops / self.ms[competitor] / 1e9

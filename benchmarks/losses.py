@@ -130,8 +130,8 @@ def losses() -> Iterator[Loss]:
         yield Loss(f"fp8 attention {size} causal", partial(fp8_attention_case, size), length == 4096)
 
 
-def measure(loss: Loss, rounds: int, seconds: float) -> tuple[harness.Row, dict[str, float]]:
-    """The row, and picojoules an operation of each competitor where the case is bound by power."""
+def measure(loss: Loss, rounds: int, seconds: float) -> harness.Row:
+    """The row, with picojoules an operation of each competitor where the case is bound by power."""
     import torch
 
     case = replace(loss.make(), name=loss.name)
@@ -144,7 +144,7 @@ def measure(loss: Loss, rounds: int, seconds: float) -> tuple[harness.Row, dict[
             energy[name] = used
     del case
     torch.cuda.empty_cache()
-    return row, energy
+    return replace(row, picojoules=energy)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,9 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for loss in losses():
         if args.only in loss.name:
-            row, energy = measure(loss, args.rounds, args.seconds)
-            rows.append(asdict(row) | ({"picojoules": energy} if energy else {}))
-            used = [f"{name} {pj:.3f} pJ/FLOP" for name, pj in energy.items()]
+            row = measure(loss, args.rounds, args.seconds)
+            rows.append(asdict(row))
+            used = [f"{name} {pj:.3f} pJ/FLOP" for name, pj in row.picojoules.items()]
             print("  |  ".join([harness.line(row), *used]), flush=True)
             harness.write("losses", facts, rows, args.results)  # a run may be cut
     return 0

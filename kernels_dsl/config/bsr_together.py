@@ -89,7 +89,7 @@ def choose_together(problem: BsrProblem, ctas: int) -> Sm90BsrConfig | None:
         return None
     if -(-problem.other // TOGETHER_COLUMNS) % 2 or _items(problem) < LEAST_ITEMS:
         return None
-    if not LEAST_DENSITY <= _density(problem) < 1.0 or _packed_bytes(problem) > MOST_PACKED:
+    if not LEAST_DENSITY <= _density(problem) <= 1.0 or _packed_bytes(problem) > MOST_PACKED:
         return None
     return tiles_together(problem) if gain_together(problem, ctas) >= LEAST_GAIN else None
 
