@@ -31,7 +31,7 @@ MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
 """Layout -> the modes of a tensor that are batch, rows, heads and head dimension."""
 NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
 """Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
-LEAST_SOFTCAP = 2.0**-126
+LEAST_SOFTCAP, MOST_SOFTCAP = 2.0**-126, 2.0**126
 """The least normal float32: scores are divided by it."""
 UNLIMITED = 1 << 30
 """A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
@@ -335,6 +335,13 @@ def _check_shapes(
             )
 
 
+def check_softcap(softcap: float) -> None:
+    """ValueError where float32 does not hold it, its inverse, or its product with log2(e)."""
+    if softcap != 0 and not LEAST_SOFTCAP <= softcap <= MOST_SOFTCAP:
+        limits = f"from {LEAST_SOFTCAP} to {MOST_SOFTCAP}, as float32"
+        raise ValueError(f"softcap is {softcap}, must be 0 (none) or {limits}")
+
+
 def checked_scalars(causal: Any, scale: Any, softcap: Any) -> bool:
     """`causal`, of a call that has one of these of a type that Python takes for another: 1 for True."""
     for name, value in (("scale", scale), ("softcap", softcap)):
@@ -528,8 +535,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
     if scale is None:
         scale = 1.0 / math.sqrt(dim)
     scale, softcap = options.real("scale", scale, above=0), options.real("softcap", softcap, least=0)
-    if 0 < softcap < LEAST_SOFTCAP:
-        raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
+    check_softcap(softcap)
     left, right = window_limits(causal, window)
     lengths = _lengths(q.shape[rows], k_len, extras)
     block = None if extras.blocks is None else block_sizes("blocks.block", extras.blocks.block)

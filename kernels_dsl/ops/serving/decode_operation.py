@@ -30,7 +30,7 @@ from kernels_dsl.config.decode import (
     why_not_tma,
 )
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
+from kernels_dsl.ops.attention.arguments import check_sinks, check_softcap, window_limits
 from kernels_dsl.ops.attention.outputs import ROW_ALIGN, check_out, is_aligned, prepared_for_tma
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.launch import Launch
@@ -191,8 +191,7 @@ def describe(call: DecodeArguments) -> DecodeCall:
     kv_heads = _check_caches(call)
     scale = options.real("scale", 1.0 / math.sqrt(dim) if call.scale is None else call.scale, above=0)
     softcap = options.real("softcap", call.softcap, least=0)
-    if 0 < softcap < LEAST_SOFTCAP:
-        raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
+    check_softcap(softcap)
     left, right = window_limits(call.causal, (call.window_left, call.window_right))
     variant = AttentionVariant(
         right=right is not None, left=left is not None, softcap=softcap > 0,
