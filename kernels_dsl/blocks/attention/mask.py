@@ -112,7 +112,7 @@ def change_scores(
     places: Places = QUERY_ROWS,
     slopes: cute.Tensor | None = None,
 ) -> None:
-    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those; in `score_unit`s.
+    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those, in `score_unit` units.
 
     `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
     """
