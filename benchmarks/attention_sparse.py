@@ -37,17 +37,22 @@ def shape_of(length: int) -> Shape:
     return Shape(1, HEADS, length, DIM)
 
 
-def random_lists(length: int, kept: int) -> tuple[Any, Any]:
-    """(counts, indices): `kept` different random key blocks a query block, each head its own."""
+def random_lists(
+    length: int, kept: int, heads: int, block: tuple[int, int] = BLOCK, least: int | None = None
+) -> tuple[Any, Any]:
+    """(counts, indices): `kept` different random key blocks a query block, or from `least` to `kept`, each
+    head its own."""
     import torch
 
-    rows = length // BLOCK[0]
+    rows, columns = (length // size for size in block)
     generator = torch.Generator(DEVICE).manual_seed(kept)
-    indices = torch.empty(1, HEADS, rows, kept, dtype=torch.int32, device=DEVICE)
-    for head in range(HEADS):  # one at a time: all draws of a long sequence would take gigabytes
-        draws = torch.rand(rows, rows, generator=generator, device=DEVICE)
+    indices = torch.empty(1, heads, rows, kept, dtype=torch.int32, device=DEVICE)
+    for head in range(heads):  # one at a time: all draws of a long sequence would take gigabytes
+        draws = torch.rand(rows, columns, generator=generator, device=DEVICE)
         indices[0, head] = draws.topk(kept, dim=-1).indices.sort(dim=-1).values
-    counts = torch.full((1, HEADS, rows), kept, dtype=torch.int32, device=DEVICE)
+    counts = torch.full((1, heads, rows), kept, dtype=torch.int32, device=DEVICE)
+    if least is not None:
+        counts.random_(least, kept + 1, generator=generator)
     return counts, indices
 
 
@@ -70,7 +75,7 @@ def _lists_case(name: str, length: int, kept: int, peers: Sequence[str]) -> Case
 
     shape = shape_of(length)
     q, k, v = tensors(shape)
-    counts, indices = random_lists(length, kept)
+    counts, indices = random_lists(length, kept, HEADS)
     calls: dict[str, Call] = {
         OURS: ours(q, k, v, blocks=BlockLists(None, None, counts, indices, BLOCK)),
         "fa4": flash4_lists(q, k, v, counts, indices, BLOCK),
@@ -139,7 +144,7 @@ def memory_rows() -> list[dict[str, Any]]:
     rows = []
     for length in LENGTHS:
         q, k, v = tensors(shape_of(length))
-        counts, indices = random_lists(length, KEPT)
+        counts, indices = random_lists(length, KEPT, HEADS)
         lists = BlockLists(None, None, counts, indices, BLOCK)
         window = {"causal": True, "window": (WINDOW - 1, 0)}
         calls = {

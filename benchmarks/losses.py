@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import attention, bsr, fp8, fp8_gemm, gemm, harness, machine
-from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, flash4, flash4_lists, ours, tensors
+from benchmarks.attention_calls import Shape, causal_pairs, flash4, flash4_lists, ours, tensors
+from benchmarks.attention_sparse import random_lists
 from benchmarks.energy import picojoules
 from benchmarks.harness import OURS, Case
 from kernels_dsl.measure import Call
@@ -48,21 +49,11 @@ class Loss:
 
 def lists_case(heads: int, block: tuple[int, int], kept: int, least: int | None = None) -> Case:
     """Random lists of unmasked blocks: `kept` in each, or from `least` to `kept`."""
-    import torch
-
     from kernels_dsl import BlockLists
 
     shape = Shape(1, heads, LISTED_LENGTH, 128)
     q, k, v = tensors(shape)
-    rows, columns = (shape.length // size for size in block)
-    generator = torch.Generator(DEVICE).manual_seed(kept)
-    indices = torch.empty(1, heads, rows, kept, dtype=torch.int32, device=DEVICE)
-    for head in range(heads):  # one at a time: all draws together would take gigabytes
-        draws = torch.rand(rows, columns, generator=generator, device=DEVICE)
-        indices[0, head] = draws.topk(kept, dim=-1).indices.sort(dim=-1).values
-    counts = torch.full((1, heads, rows), kept, dtype=torch.int32, device=DEVICE)
-    if least is not None:
-        counts.random_(least, kept + 1, generator=generator)
+    counts, indices = random_lists(shape.length, kept, heads, block, least)
     calls: dict[str, Call] = {
         OURS: ours(q, k, v, blocks=BlockLists(None, None, counts, indices, block)),
         "fa4": flash4_lists(q, k, v, counts, indices, block),
