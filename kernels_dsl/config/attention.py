@@ -220,19 +220,16 @@ def sm90_config(
     tile_n = _sm90_keys(widest, tile_m, variant, busy, extent.keys if extent is not None else 1 << 20)
     if widest == 192 and dv <= 128 and tile_n < 112:
         tile_n = 112
+    stages, pingpong = 2, widest <= 128
     if ctas == 2 and variant.right and not variant.left and extent is not None:
         rounds = extent.tiles(tile_m, pack) / (extent.sms * ctas)
         low, high = MANY_SHORT_KEYS
         if rounds >= MANY_ROUNDS and low < extent.keys <= high:
-            return Sm90AttentionConfig(
-                128, 128, d, dv, stages=3, pingpong=False, lazy_rescale=True, pack=pack
-            )
-        if rounds > 1:  # else latency counts, and fewer steps are better
-            return Sm90AttentionConfig(
-                tile_m, 64, d, dv, stages=4, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
-            )
+            tile_m, tile_n, stages, ctas, pingpong = 128, 128, 3, 1, False
+        elif rounds > 1:  # else latency counts, and fewer steps are better
+            tile_n, stages = 64, 4
     return Sm90AttentionConfig(
-        tile_m, tile_n, d, dv, pingpong=widest <= 128, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
+        tile_m, tile_n, d, dv, stages, pingpong, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
     )
 
 

@@ -9,14 +9,12 @@ from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_column
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import NanRule, Sm90BsrConfig
-from kernels_dsl.config.bsr_tiles import STAGE_K
+from kernels_dsl.config.bsr_tiles import ROW, STAGE_K
 
 MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
-ROW = 64
-"""Elements of 128 bytes, in a row of a box."""
 LEAST_BOX_K = 16
 """Rows of the dense matrix in a box of TMA, at least, where it is contiguous along the other mode."""
 PAIR = 2

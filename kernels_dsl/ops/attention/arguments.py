@@ -32,7 +32,7 @@ MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
 NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
 """Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
 LEAST_SOFTCAP, MOST_SOFTCAP = 2.0**-126, 2.0**126
-"""The least normal float32: scores are divided by it."""
+"""The least normal float32, since scores are divided by it, and the inverse of that."""
 UNLIMITED = 1 << 30
 """A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
 
