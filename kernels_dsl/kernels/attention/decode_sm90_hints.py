@@ -11,7 +11,7 @@ from cutlass import Int32
 from kernels_dsl.blocks.attention.page_boxes import BoxRange, UnsettledSource, box_hinter, pages_of_group
 from kernels_dsl.blocks.attention.splits import Unsettled
 
-from .decode_sm90_producer import Shared
+from .decode_sm90_producer import Shared, place_of_box
 from .decode_spec import Spec
 from .decode_tile import DecodeWork, find_keys, item_at, steps_of
 
@@ -29,11 +29,7 @@ def hint_first_item(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shar
         pages = pages_of_group(source, wanted, spec.config.box, Int32(0))
         boxes = cutlass.const_expr(min(32, spec.config.stages // 2 * spec.boxes))
         for number in cutlass.range(cutlass.min(steps_of(spec, item) * spec.boxes, boxes), unroll=1):
-            key = wanted.begin + number * spec.config.box
-            of_page = key
-            if cutlass.const_expr(spec.paged):
-                _, of_page = divmod(key, work.page)
-            page = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(pages, number))
+            page, in_page = place_of_box(spec, work, wanted, pages, number)
             if cute.arch.lane_idx() == 0:
-                hint_k(page, of_page // spec.config.box)
-                hint_v(page, of_page // spec.config.box)
+                hint_k(page, in_page)
+                hint_v(page, in_page)

@@ -171,12 +171,20 @@ def load_block(
     """Loads a block of K or V, from box `number` of the item on, to a stage of the ring from stage `first`
     on."""
     for i in range(spec.boxes):
-        key = wanted.begin + (number + i) * spec.config.box
-        of_page = key
-        if spec.paged:
-            _, of_page = divmod(key, work.page)
-        page = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(pages.now, (number + i) % 32))
-        load(page, of_page // spec.config.box, (stage + first) * spec.boxes + i, barrier)
+        page, in_page = place_of_box(spec, work, wanted, pages.now, number + i)
+        load(page, in_page, (stage + first) * spec.boxes + i, barrier)
+
+
+def place_of_box(
+    spec: DecodeSpec, work: DecodeWork, wanted: BoxRange, pages: Int32, number: Int32
+) -> tuple[Int32, Int32]:
+    """Page of box `number` of an item, and its number there; lanes have the `pages` of 32 boxes."""
+    key = wanted.begin + number * spec.config.box
+    of_page = key
+    if spec.paged:
+        _, of_page = divmod(key, work.page)
+    page = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(pages, number % 32))
+    return page, of_page // spec.config.box
 
 
 @cute.jit
