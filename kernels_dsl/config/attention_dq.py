@@ -24,6 +24,7 @@ class Sm90DqConfig:
     ctas_per_sm: int = 1
 
     family = "sm90"
+    joined = 1  # listed blocks in a step
 
     @property
     def smem_bytes(self) -> int:

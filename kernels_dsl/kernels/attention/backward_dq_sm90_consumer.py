@@ -35,9 +35,10 @@ from kernels_dsl.blocks.hw.barriers import (
 from kernels_dsl.blocks.hw.pipeline import consumer_state, release
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
-from .backward_dq_sm90_producer import Rings, SharedTiles
+from .backward_dq_sm90_producer import SharedTiles
 from .backward_dq_sm90_spec import DqSpec
 from .backward_sm90_consumer import Output, turned
+from .backward_sm90_producer import Rings
 from .backward_work import RowTiles
 from .forward_sm90_consumer import Site, blocks_to_mask, first_is_masked, store_output
 

@@ -10,24 +10,14 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, pipeline
+from cutlass import Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import block_at
 from kernels_dsl.blocks.attention.tile_queue import WorkTile
 from kernels_dsl.blocks.attention.work import Work, kv_head
-from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 
-from .backward_sm90_producer import tile_loader
-
-
-class Loads(NamedTuple):
-    """TMA loads of the four operands, (rows, D, heads, B)."""
-
-    q: tma.TmaCopy
-    k: tma.TmaCopy
-    v: tma.TmaCopy
-    do: tma.TmaCopy
+from .backward_sm90_producer import Loads, Rings, tile_loader
 
 
 class SharedTiles(NamedTuple):
@@ -45,15 +35,6 @@ class SharedTiles(NamedTuple):
     """float32 (threads of a warpgroup, consumers), which nobody reads: see `keep_order`"""
     staging: cute.Tensor
     """(64, columns of a subtile, 2, consumers): dQ on its way out, where Q was"""
-
-
-class Rings(NamedTuple):
-    """Pipelines; Q and dO have one stage each."""
-
-    q: pipeline.PipelineTmaAsync
-    k: pipeline.PipelineTmaAsync
-    v: pipeline.PipelineTmaAsync
-    do: pipeline.PipelineTmaAsync
 
 
 @cute.jit

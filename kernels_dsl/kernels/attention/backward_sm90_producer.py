@@ -52,7 +52,8 @@ class SharedTiles(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """Pipelines: K and V have one stage each; Q comes with its log-sum-exp, dO with its row sums."""
+    """Pipelines of the four operands. By tiles of keys K and V have one stage each, Q comes with its
+    log-sum-exp and dO with its row sums; by tiles of queries Q and dO have one stage each."""
 
     k: pipeline.PipelineTmaAsync
     v: pipeline.PipelineTmaAsync
@@ -131,27 +132,42 @@ def load_queries(
     spec: BackwardSpec, supply: Supply, site: Site, state: pipeline.PipelineState, visit: Visit
 ) -> None:
     """Starts the loads of Q of a block, and of its log-sum-exp."""
-    ring, tiles = supply.rings.q, supply.tiles
-    ring.producer_acquire(state)
-    full = ring.producer_get_barrier(state)
-    image = (visit.query.head, supply.batch)
-    load = tile_loader(supply.loads.q, tiles.q, (spec.tile_q, spec.dim), supply.q_start, image, spec.ctas)
-    load(visit.query.block, state.index, full)
-    load_rows(site.work.sums.lse, visit.number * spec.tile_q, tiles.lse[None, state.index], full)
-    ring.producer_commit(state)
+    rings, loads, tiles = supply.rings, supply.loads, supply.tiles
+    numbers = site.work.sums.lse, tiles.lse
+    load_operand(spec, supply, state, visit, Operand(rings.q, loads.q, tiles.q, spec.dim, *numbers))
 
 
 def load_gradients(
     spec: BackwardSpec, supply: Supply, site: Site, state: pipeline.PipelineState, visit: Visit
 ) -> None:
     """Starts the loads of dO of a block, and of its row sums."""
-    ring, tiles = supply.rings.do, supply.tiles
+    rings, loads, tiles = supply.rings, supply.loads, supply.tiles
+    numbers = site.work.sums.row_sums, tiles.row_sums
+    load_operand(spec, supply, state, visit, Operand(rings.do, loads.do, tiles.do, spec.dim_v, *numbers))
+
+
+class Operand(NamedTuple):
+    """Q or dO: ring, loads and tiles of so many columns, and numbers of its rows with their place."""
+
+    ring: pipeline.PipelineTmaAsync
+    load: tma.TmaCopy
+    tiles: cute.Tensor
+    columns: int
+    numbers: cute.Tensor
+    place: cute.Tensor
+
+
+def load_operand(
+    spec: BackwardSpec, supply: Supply, state: pipeline.PipelineState, visit: Visit, operand: Operand
+) -> None:
+    """Starts the loads of an operand's rows of a block, and of their numbers."""
+    ring, image = operand.ring, (visit.query.head, supply.batch)
     ring.producer_acquire(state)
     full = ring.producer_get_barrier(state)
-    image = (visit.query.head, supply.batch)
-    load = tile_loader(supply.loads.do, tiles.do, (spec.tile_q, spec.dim_v), supply.q_start, image, spec.ctas)
+    shape = (spec.tile_q, operand.columns)
+    load = tile_loader(operand.load, operand.tiles, shape, supply.q_start, image, spec.ctas)
     load(visit.query.block, state.index, full)
-    load_rows(site.work.sums.row_sums, visit.number * spec.tile_q, tiles.row_sums[None, state.index], full)
+    load_rows(operand.numbers, visit.number * spec.tile_q, operand.place[None, state.index], full)
     ring.producer_commit(state)
 
 

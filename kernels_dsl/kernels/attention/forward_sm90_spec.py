@@ -30,8 +30,49 @@ class Registers(NamedTuple):
     consumer: int
 
 
+class QueryTileSpec:
+    """Facts that follow from others, of an instance whose CTAs each keep a tile of queries."""
+
+    tile_m: int
+    tile_n: int
+    joined: int
+    pack: int
+    varlen: bool
+    epilogue: EpiloguePlan
+    variant: AttentionVariant
+
+    @property
+    def predicated_epilogue(self) -> EpiloguePlan:
+        """The epilogue with predicated stores instead of TMA."""
+        return replace(self.epilogue, use_tma=False)
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups, of 64 query rows each."""
+        return self.tile_m // WGMMA_M
+
+    @property
+    def clears_each_block(self) -> bool:
+        """True where any block of a visit may reach past the end of a packed sequence, not only the first."""
+        return self.varlen and self.variant.lists is not None
+
+    def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
+        """False for a tile past the end of its packed sequence."""
+        return at.m * self.tile.queries < seq.q_len if self.varlen else Boolean(True)
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warpgroup."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def tile(self) -> TileShape:
+        """Queries and keys of one step."""
+        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined)
+
+
 @dataclass(frozen=True)
-class ForwardSpec:
+class ForwardSpec(QueryTileSpec):
     """Static facts of one instance; extents in elements. Fields of the configuration are explained there."""
 
     tile_m: int
@@ -70,21 +111,6 @@ class ForwardSpec:
     """Blocks of V in shared memory before they are transposed; 0: V arrives transposed."""
 
     @property
-    def predicated_epilogue(self) -> EpiloguePlan:
-        """The epilogue with predicated stores instead of TMA."""
-        return replace(self.epilogue, use_tma=False)
-
-    @property
-    def consumers(self) -> int:
-        """Consumer warpgroups, of 64 query rows each."""
-        return self.tile_m // WGMMA_M
-
-    @property
-    def clears_each_block(self) -> bool:
-        """True where any block of a visit may reach past the end of a packed sequence, not only the first."""
-        return self.varlen and self.variant.lists is not None
-
-    @property
     def rising(self) -> bool:
         """True where blocks that the mask's right edge cuts are walked from the left: there a causal mask
         leaves every row a key. A row without a key in its first block takes another reference in its next."""
@@ -95,10 +121,6 @@ class ForwardSpec:
         """True where a warpgroup without a row in a tile skips its products."""
         return self.consumers > 1 and self.dtype.width == 8 and not self.varlen
 
-    def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
-        """False for a tile past the end of its packed sequence."""
-        return at.m * self.tile.queries < seq.q_len if self.varlen else Boolean(True)
-
     @property
     def v_major(self) -> OperandMajorMode:
         """Contiguous mode of V in shared memory: fp8 WGMMA reads both operands along the keys."""
@@ -108,16 +130,6 @@ class ForwardSpec:
     def loaded_v_stages(self) -> int:
         """Stages of the ring of V that TMA fills."""
         return self.raw_stages or self.stages
-
-    @property
-    def threads(self) -> int:
-        """Consumer warpgroups and one producer warpgroup."""
-        return (self.consumers + 1) * WARPGROUP_THREADS
-
-    @property
-    def tile(self) -> TileShape:
-        """Queries and keys of one step."""
-        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined)
 
     @property
     def q_bytes(self) -> int:

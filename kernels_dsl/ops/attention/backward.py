@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import lowering
+from kernels_dsl.config.attention import split_of
 from kernels_dsl.config.attention_backward import (
     Sm80BackwardConfig,
     Sm90BackwardConfig,
@@ -245,9 +246,7 @@ class BackwardPlan:
         if self.dq_config is not None:
             variant = call.variant
             if call.block is not None:
-                config = self.dq_config
-                tiles = call.block[0] // config.tile_m, call.block[1] // config.tile_n
-                variant = replace(variant, lists=tiles)
+                variant = replace(variant, lists=split_of(self.dq_config, call.block))
             facts = {"config": self.dq_config, "variant": variant, "row_tile": self.config.row_tile}
             self.dq = Launch(DQ, target, {"layout": call.layout, **facts})
 
@@ -277,22 +276,9 @@ class BackwardPlan:
                     q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask
                 )
             if self.dq_config is not None:
+                of_rows = sums.lse, sums.row_sums
                 launch = self.dq
-                launch(
-                    q,
-                    k,
-                    v,
-                    do,
-                    dq,
-                    sums.lse,
-                    sums.row_sums,
-                    *numbers,
-                    seqlens,
-                    longest_q,
-                    key_lists,
-                    mask,
-                    aux,
-                )
+                launch(q, k, v, do, dq, *of_rows, *numbers, seqlens, longest_q, key_lists, mask, aux)
             elif needs.q:
                 self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None
