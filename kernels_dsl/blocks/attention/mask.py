@@ -116,13 +116,13 @@ def change_scores(
 
     `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
     """
-    # A division of each score would take more than all the rest: a subroutine and a MUFU.
-    factor = operands.scale / operands.softcap if variant.softcap else operands.scale
+    # A division of each score is a subroutine and a MUFU, but takes no register where functions need them.
+    factor = operands.scale / operands.softcap if variant.caps_last else operands.scale
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
             score, slope = scores[r, c] * factor, Float32(1.0)
             if variant.softcap:
-                bent = cute.math.tanh(score, fastmath=True)
+                bent = cute.math.tanh(score if variant.caps_last else score / operands.softcap, fastmath=True)
                 score, slope = bent if variant.caps_last else operands.softcap * bent, 1.0 - bent * bent
             i, j = origin.row + places.query(r), origin.column + places.key(c)
             if variant.score_mod is not None:
