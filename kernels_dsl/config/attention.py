@@ -60,6 +60,11 @@ class AttentionVariant:
         return self.changes_scores or self.mask is not None or self.mask_mod is not None
 
     @property
+    def computes_scores(self) -> bool:
+        """Each score of any block is changed, or a function says whether it is seen."""
+        return self.changes_scores or (self.mask_mod is not None and self.lists is None)
+
+    @property
     def bends_scores(self) -> bool:
         """The derivative of a score by its scaled product is other than 1."""
         return self.softcap or self.score_mod is not None

@@ -102,13 +102,16 @@ def sm90_backward_config(
     block_q: int = 128,
     block_k: int = 128,
     d_mask: bool = False,
+    computes_scores: bool = False,
 ) -> Sm90BackwardConfig:
     """The tile for these head dimensions, at most 256. `block_q`, `block_k`: rows of listed blocks. `d_mask`:
-    the gradient of the mask is stored, which takes registers."""
+    the gradient of the mask is stored, which takes registers; `computes_scores`: so does what the variant
+    does to each score."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
     halves = block_k % 128 != 0
     if max(d, dv) <= (64 if d_mask else 128) and not halves:
-        tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 and not d_mask else 64
+        many = max(d, dv) == 64 and block_q % 128 == 0 and not (d_mask or computes_scores)
+        tile_q = 128 if many else 64
         return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic)
     # Sums of dQ are what limits wide heads: two CTAs add them once for 128 keys, where that fits.
     for ctas in (1,) if d == 64 or halves else (2, 1):

@@ -96,9 +96,10 @@ def mask_range(
             scores[r, c] = choose(keep, scores[r, c], HIDDEN)
 
 
-def score_unit(variant: AttentionVariant, operands: ScoreOperands) -> Float32:
-    """Factor from products, or from scores as `change_scores` leaves them, to what the softmax takes."""
-    if variant.caps_last:
+def score_unit(variant: AttentionVariant, operands: ScoreOperands, slopes: bool = False) -> Float32:
+    """Factor from products, or from scores as `change_scores` leaves them, with `slopes` or without, to what
+    the softmax takes."""
+    if variant.caps_last and not slopes:
         return operands.softcap
     return Float32(1.0) if variant.changes_scores else operands.scale
 
@@ -116,14 +117,21 @@ def change_scores(
 
     `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
     """
-    # A division of each score is a subroutine and a MUFU, but takes no register where functions need them.
-    factor = operands.scale / operands.softcap if variant.caps_last else operands.scale
+    scaled = operands.scale
+    if variant.caps_last:  # a division of each score is a subroutine, which takes no register for a factor
+        inverse = cute.arch.rcp_approx(operands.softcap)
+        scaled = scaled * inverse if slopes is None else scaled
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
-            score, slope = scores[r, c] * factor, Float32(1.0)
+            score, slope = scores[r, c] * scaled, Float32(1.0)
             if variant.softcap:
-                bent = cute.math.tanh(score if variant.caps_last else score / operands.softcap, fastmath=True)
-                score, slope = bent if variant.caps_last else operands.softcap * bent, 1.0 - bent * bent
+                if not variant.caps_last:
+                    score = score / operands.softcap
+                elif slopes is not None:
+                    score = score * inverse
+                bent = cute.math.tanh(score, fastmath=True)
+                slope = 1.0 - bent * bent
+                score = bent if variant.caps_last and slopes is None else operands.softcap * bent
             i, j = origin.row + places.query(r), origin.column + places.key(c)
             if variant.score_mod is not None:
                 indices = (origin.batch, origin.head, *_inside(i, j, seq))

@@ -110,7 +110,7 @@ def weigh_elements(
 
     Each finds its places anew: else the compiler would keep the addresses of all of them.
     """
-    factor = score_unit(variant, at.operands) * softmax.LOG2_E
+    factor = score_unit(variant, at.operands, variant.bends_scores) * softmax.LOG2_E
     for n in range(cute.size(scores) // ELEMENTS):
         part, origin, first_query = part_of(scores, at.origin, n)
         here, queries = at._replace(origin=origin), by_queries(part)

@@ -46,9 +46,9 @@ class ScoreBlock(NamedTuple):
     """Number of the block of keys, or numbers of those that lie side by side."""
 
 
-def scale_of_scores(spec: AttentionSpec, work: Work) -> Float32:
-    """Factor of scores inside of exp2."""
-    return score_unit(spec.variant, work.scores) * softmax.LOG2_E
+def scale_of_scores(spec: AttentionSpec, work: Work, slopes: bool = False) -> Float32:
+    """Factor of scores inside of exp2. `slopes`: derivatives come with them."""
+    return score_unit(spec.variant, work.scores, slopes) * softmax.LOG2_E
 
 
 def change_and_mask(

@@ -264,7 +264,7 @@ def weigh(
     if spec.variant.bends_scores:
         slopes = cute.make_rmem_tensor(scores.layout, Float32)
     change_and_mask(spec, scores, scored, masked, slopes)
-    factor = scale_of_scores(spec, scored.work)
+    factor = scale_of_scores(spec, scored.work, slopes is not None)
     view = softmax.rows_and_columns(scores)
     for r in range(cute.size(view, mode=[0])):
         for c in range(cute.size(view, mode=[1])):

@@ -116,16 +116,19 @@ def choose(
     config: BackwardConfig
     hopper = device.families()[0] == "sm90"
     block_q, block_k = call.block or (128, 128)
-    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q, block_k, needs.mask)
+    variant = call.variant
+    config = sm90_backward_config(
+        call.dim, call.dim_v, deterministic, block_q, block_k, needs.mask, variant.computes_scores
+    )
     # With roles the one that has dP is not given P, but the factor of dS.
-    lacks_probs = needs.mask and call.variant.bends_scores and config.cta_keys == 64
+    lacks_probs = needs.mask and variant.bends_scores and config.cta_keys == 64
     if not hopper or family == "sm80" or block_k % config.tile_k or lacks_probs:
         config = sm80_backward_config(
             call.dim,
             call.dim_v,
             deterministic,
             device.smem_bytes,
-            call.variant.by_elements,
+            variant.by_elements,
             block_k,
             needs.mask,
             call.packed,

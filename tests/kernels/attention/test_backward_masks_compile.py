@@ -100,7 +100,7 @@ def _check(arch: str, dims: tuple[int, int], variant: AttentionVariant, gradient
     """Compiles packed and in order, which take the most registers."""
     family = "sm90" if arch == "sm_90a" else "sm80"
     if family == "sm90":
-        config = sm90_backward_config(*dims, True, d_mask=gradient)
+        config = sm90_backward_config(*dims, True, d_mask=gradient, computes_scores=variant.computes_scores)
     else:
         config = sm80_backward_config(*dims, True, DEVICES_BY_ARCH[arch].smem_bytes, True, d_mask=gradient)
     heads = ((4, dims[0]), (2, dims[0]), (2, dims[1]), (4, dims[1]), (2, dims[0]), (2, dims[1]))
@@ -121,7 +121,11 @@ def _check(arch: str, dims: tuple[int, int], variant: AttentionVariant, gradient
         *tensors, *sums, *(1.0, 1.0, 0, 0), *rest, arch=arch, layout="thd", config=config, variant=variant,
     )  # fmt: skip
     (found,) = kernel.resources()
-    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+    if arch == "sm_90a" and dims == (256, 256) and variant == VARIANTS["softcap"]:
+        # One number, read again once in a step of 64 queries: cheaper than a division of each score.
+        assert found.spill_loads == found.spill_stores == 1
+    else:
+        assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
     products = sum(n for kind, n in found.instructions.items() if kind.startswith("HGMMA"))
     # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.
     assert family == "sm80" or found.instructions["WARPGROUP.ARRIVE"] < products / 2
