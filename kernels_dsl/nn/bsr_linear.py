@@ -12,6 +12,15 @@ from kernels_dsl.checks.options import instance, one_of
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.sparse.pattern import version
 from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
+from lowering.records import NamedTuple
+
+
+class _Kept(NamedTuple):
+    """A layer's weight and its transpose, of these tensors with these versions of the indices."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    versions: tuple[int, int]
+    weights: tuple[BsrTensor, BsrTensor]
 
 
 class BsrLinear(torch.nn.Module):
@@ -45,7 +54,7 @@ class BsrLinear(torch.nn.Module):
         self.register_buffer("crow_indices", weight.crow_indices)
         self.register_buffer("col_indices", weight.col_indices)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
-        self._kept: tuple[tuple[torch.Tensor, ...], tuple[int, int], BsrTensor] | None = None
+        self._kept: _Kept | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copies, without what `weight` keeps."""
@@ -80,15 +89,23 @@ class BsrLinear(torch.nn.Module):
     @property
     def weight(self) -> BsrTensor:
         """The weight as a `BsrTensor` on the module's tensors."""
-        tensors = (self.crow_indices, self.col_indices, self.values)
+        return self._both_weights()[0]
+
+    def _both_weights(self) -> tuple[BsrTensor, BsrTensor]:
+        """The weight and its transpose."""
+        crow, col, values = tensors = (self.crow_indices, self.col_indices, self.values)
         if torch.compiler.is_compiling():
-            return BsrTensor(*tensors, (self.out_features, self.in_features))
-        kept = self._kept
-        versions = version(tensors[0]), version(tensors[1])  # of indices, which a broadcast may have changed
-        if kept is None or versions != kept[1] or any(x is not y for x, y in zip(kept[0], tensors)):
             made = BsrTensor(*tensors, (self.out_features, self.in_features))
-            kept = self._kept = (tensors, versions, made)
-        return kept[2]
+            return made, made.t()
+        kept = self._kept
+        versions = version(crow), version(col)  # of indices, which a broadcast may have changed
+        if kept is not None and versions == kept.versions:
+            x, y, z = kept.tensors
+            if x is crow and y is col and z is values:
+                return kept.weights
+        made = BsrTensor(*tensors, (self.out_features, self.in_features))
+        self._kept = _Kept(tensors, versions, (made, made.t()))
+        return self._kept.weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) to (..., out_features)."""
@@ -97,9 +114,9 @@ class BsrLinear(torch.nn.Module):
             raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.values.dtype)
-        flat = x.reshape(-1, self.in_features)
+        flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         bias = self.bias if self._adds_bias else None
-        y = bsr_gemm(flat, self.weight.t(), bias=bias, activation=self.activation)
+        y = bsr_gemm(flat, self._both_weights()[1], bias=bias, activation=self.activation)
         # No view, as torch.nn.Linear's is none: modules around it may change the output in place.
         return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
 

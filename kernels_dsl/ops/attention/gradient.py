@@ -7,6 +7,7 @@ that nobody asks for have no elements. It has no backward of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,29 +130,43 @@ def _forward_of(x: BackwardOperands) -> Forward:
     return Forward(x.q, x.k, x.v, x.out, x.lse, x.extras())
 
 
-def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
-    """Gradients of a call that nothing watches."""
-    do, d_lse, q, k, v, out, lse, *others = tensors
+def _repeated(
+    key: Any, do: torch.Tensor, d_lse: torch.Tensor | None, results: Sequence[torch.Tensor]
+) -> Gradients | None:
+    """Gradients of q, k and v alone in a call like an earlier one of this key; None where there was none, or
+    something watches this one. `results`: q, k, v, the output and the log-sum-exp."""
+    plan = call_cache.find(_CALLS, (key, d_lse is None), _given(do, d_lse, results))
+    if plan is not None:
+        q, k, v, out, lse = results
+        try:
+            gradients: Gradients = plan.run(Forward(q, k, v, out, lse, NO_EXTRAS), do, d_lse)
+            return gradients
+        except ValueError as error:
+            call_cache.refused(_CALLS, (key, d_lse is None), error)
+    return None
+
+
+def _given(do: torch.Tensor, d_lse: torch.Tensor | None, results: Sequence[Any]) -> tuple[Any, ...]:
+    return (do, *results) if d_lse is None else (do, d_lse, *results)
+
+
+def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any], key: Any = None) -> Gradients:
+    """Gradients of a call that nothing watches. `key`: what `_repeated` shall find it by."""
+    do, d_lse, *results = tensors[:7]
     keywords = _settled(keywords)
-    alone = all(x is None for x in others)
-    key: Any = None
-    if alone:
-        key = (q.shape, k.shape, d_lse is None, *keywords.values())
-        found = (do, q, k, v, out, lse) if d_lse is None else (do, d_lse, q, k, v, out, lse)
-        plan = call_cache.find(_CALLS, key, found)
-        if plan is not None:
-            forward = Forward(q, k, v, out, lse, NO_EXTRAS)
-            try:
-                gradients: Gradients = plan.run(forward, do, d_lse)
-                return gradients
-            except ValueError as error:
-                call_cache.refused(_CALLS, key, error)
+    alone = all(x is None for x in tensors[7:])
+    if alone and key is None:
+        q, k, *_ = results
+        key = (q.shape, k.shape, *keywords.values())
+        found = _repeated(key, do, d_lse, results)
+        if found is not None:
+            return found
     x = _operands(tensors, keywords)
     forward = _forward_of(x)
     plan = _plan_of(x, forward)
     gradients = plan.run(forward, do, d_lse)
-    if alone and not target_of(q, "q").emulated:
-        call_cache.keep(_CALLS, key, found, plan)
+    if alone and not target_of(x.q, "q").emulated:
+        call_cache.keep(_CALLS, (key, d_lse is None), _given(do, d_lse, results), plan)
     return gradients
 
 
@@ -216,7 +231,11 @@ def setup_context(
 
     `call`: the first argument of a node, before the inputs; None for the operator.
     """
-    ctx.call = call
+    ctx.call, ctx.keywords = call, keyword_only_inputs
+    ctx.set_materialize_grads(False)
+    if call is not None and call.extras is NO_EXTRAS:
+        ctx.save_for_backward(*inputs, *output)
+        return
     if not keyword_only_inputs["return_lse"]:
         raise RuntimeError("return_lse is False, must be True for a gradient: it is computed from the output")
     named: dict[str, Any] = dict(zip(_FORWARD, inputs))
@@ -227,8 +246,6 @@ def setup_context(
         raise RuntimeError(f"attention has no gradient with {lacking[0]} yet: call it under torch.no_grad()")
     named.update(zip(("out", "lse"), output))
     ctx.save_for_backward(*map(named.get, _KEPT), *(named.get("aux") or ()))
-    ctx.keywords = {name: keyword_only_inputs[name] for name in _SCALARS}
-    ctx.set_materialize_grads(False)
 
 
 def _asked(ctx: Any) -> tuple[bool, ...]:
@@ -239,7 +256,13 @@ def _asked(ctx: Any) -> tuple[bool, ...]:
 
 def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[Any, ...]:
     """Gradients of the forward operator's positional arguments."""
-    saved = ctx.saved_tensors
+    saved, key = ctx.saved_tensors, None
+    if ctx.call is not None and ctx.call.extras is NO_EXTRAS and do is not None:
+        _, needs_q, needs_k, needs_v = ctx.needs_input_grad
+        key = (ctx.call.recorded, needs_q, needs_k or needs_v, torch.are_deterministic_algorithms_enabled())
+        alone = _repeated(key, do, d_lse, saved)
+        if alone is not None:
+            return None, alone.q, alone.k if needs_k else None, alone.v if needs_v else None
     kept, aux = dict(zip(_KEPT, saved)), saved[len(_KEPT) :]
     asked = dict(zip(_FORWARD, _asked(ctx)))
     lead = () if ctx.call is None else (None,)
@@ -254,11 +277,11 @@ def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> t
         "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"],
         "needs_sinks": asked.get("sinks", False), "needs_mask": asked.get("mask", False),
     }  # fmt: skip
-    tensors, keywords = (do, d_lse, *kept.values(), aux or None), {**ctx.keywords, **needs}
+    tensors = (do, d_lse, *kept.values(), aux or None)
+    keywords = {**{name: ctx.keywords[name] for name in _SCALARS}, **needs}
     found: Any
     if ctx.call is not None and not needs_dispatcher((do, d_lse, *saved)):
-        gradients = _eager(tensors, keywords)
-        found = _in_order(gradients)
+        found = _in_order(_eager(tensors, keywords, key))
     else:
         found = torch.ops.kernels_dsl.attention_backward(*tensors, **keywords)
     results.update((name, x) for name, x in zip(_LEAVES, found) if asked.get(name))
