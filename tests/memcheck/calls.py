@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -102,6 +103,54 @@ def attention(family: str, device: str) -> None:
         near(out[None, rows], _attention(q[:1, rows], k[:1, keys], v[:1, keys], True))
 
 
+def backward(family: str, device: str) -> None:
+    """Gradients at heads of every kind of tile, in both orders; over lists; of packed sequences."""
+    for dim in (64, 128, 256):
+        q = torch.randn(2, 131, 4, dim, device=device, dtype=BF16, requires_grad=True)
+        k, v = (torch.randn(2, 203, 2, dim, device=device, dtype=BF16, requires_grad=True) for _ in range(2))
+        for causal in (False, True):
+            expected = _attention(q, k, v, causal)
+            gradient = torch.randn_like(expected)
+            exact = torch.autograd.grad(expected, (q, k, v), gradient)
+            calls: list[dict[str, Any]] = [{"deterministic": True}, {"deterministic": False}]
+            if causal:
+                calls.append({"blocks": causal_blocks(131, 203, block=(64, 64), device=device)})
+            for options in calls:
+                out = kernels_dsl.attention(q, k, v, causal=causal, family=family, **options)
+                found = torch.autograd.grad(out, (q, k, v), gradient.to(BF16))
+                for name in zip(found, exact):
+                    near(*name, 0.03)
+    ends = [0, 70, 70, 131], [0, 90, 95, 203]
+    starts = (torch.tensor(x, dtype=torch.int32, device=device) for x in ends)
+    packed = [x.detach()[0].requires_grad_() for x in (q, k, v)]
+    out = kernels_dsl.attention_varlen(*packed, *starts, 70, causal=True, family=family)
+    torch.autograd.grad(out, packed, torch.randn_like(out))
+
+
+def decode(family: str, device: str) -> None:
+    """Caches in pages, which are written first, of bf16 and e4m3; lengths of 0, 1 and more than a split."""
+    lengths, page = [0, 1, 700, 333], 16
+    pages = -(-max(lengths) // page)
+    used = torch.tensor(lengths, dtype=torch.int32, device=device)
+    table = torch.randperm(len(lengths) * pages, device=device).view(len(lengths), pages).int()
+    q = torch.randn(len(lengths), 1, 8, 128, device=device, dtype=BF16)
+    for dtype in (BF16, torch.float8_e4m3fn):
+        caches = [torch.zeros(table.numel(), page, 2, 128, device=device, dtype=dtype) for _ in range(2)]
+        new = [torch.randn(len(lengths), max(lengths), 2, 128, device=device).to(dtype) for _ in range(2)]
+        for cache, x in zip(caches, new):
+            for b, n in enumerate(lengths):
+                places = torch.arange(n, device=device)
+                cache[table[b, places // page].long(), places % page] = x[b, :n]
+        before = torch.clamp(used - 1, min=0)
+        last = [torch.stack([x[b, max(n - 1, 0)] for b, n in enumerate(lengths)])[:, None] for x in new]
+        kernels_dsl.append_kv(*(x.to(BF16) for x in last), *caches, cache_seqlens=before, block_table=table)
+        found = kernels_dsl.attention_decode(q, *caches, seqused_k=used, block_table=table)
+        for b, n in enumerate(lengths):
+            if n:
+                keys, values = (x[b : b + 1, :n].to(BF16) for x in new)
+                near(found[b : b + 1], _attention(q[b : b + 1], keys, values, True), 0.05)
+
+
 def attention_fp8(family: str, device: str) -> None:
     """Dense and causal."""
     config = None if family == "sm90" else Sm80AttentionConfig(128, 64, 64, 64, element_bytes=1)
@@ -136,6 +185,8 @@ FAMILIES: dict[str, Callable[[str, str], None]] = {
     "scaled": scaled,
     "quantize": quantize,
     "attention": attention,
+    "backward": backward,
+    "decode": decode,
     "attention_fp8": attention_fp8,
     "bsr": bsr,
 }

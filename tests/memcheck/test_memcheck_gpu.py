@@ -11,9 +11,9 @@ import pytest
 
 CALLS = Path(__file__).with_name("calls.py")
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-NAMES = ("gemm", "grouped", "attention", "attention_fp8", "bsr")
+NAMES = ("gemm", "grouped", "attention", "backward", "attention_fp8", "bsr")
 BOTH = [(name, family) for name in NAMES for family in ("sm90", "sm80")]
-HOPPER = [("scaled", "sm90"), ("quantize", "sm90")]
+HOPPER = [("scaled", "sm90"), ("quantize", "sm90"), ("decode", "sm90")]
 
 
 @pytest.mark.gpu
