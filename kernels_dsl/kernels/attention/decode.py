@@ -105,7 +105,7 @@ def attention_decode(
         # In percent. For more than one CTA the compiler asks a GPU without it, and there may be none.
         preferred_smem_carveout=None if config.ctas_per_sm == 1 else 100,
         stream=stream,
-        use_pdl=early and config.box > 0,
+        use_pdl=config.box > 0,
     )
     if cutlass.const_expr(not config.merges):
         merge_kernel(spec, merge, early).launch(
@@ -119,7 +119,7 @@ def attention_decode(
 def of_items(spec: DecodeSpec, work: DecodeWork, ctas: Int32, early: bool):
     """The kernel that takes the items, ready for its launch."""
     if spec.config.box:
-        return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas, early)
+        return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas)
     return decode_kernel(spec, work, ctas, early)
 
 
