@@ -183,6 +183,7 @@ def describe(call: DecodeArguments) -> DecodeCall:
     if q.dim() != (4 if starts is None else 3):
         raise ValueError(f"q has shape {tuple(q.shape)}, must be {form}")
     heads, dim = q.shape[-2:]
+    _check_not_latent(call)
     if not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_STEP:
         raise ValueError(
             f"q has head dimension {dim}, must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
@@ -239,6 +240,18 @@ def _packed(call: DecodeArguments, starts: torch.Tensor) -> tuple[int, int]:
     if call.max_seqlen_q is None:
         return starts.shape[0] - 1, tokens
     return starts.shape[0] - 1, min(options.integer("max_seqlen_q", call.max_seqlen_q, least=0), tokens)
+
+
+def _check_not_latent(call: DecodeArguments) -> None:
+    """ValueError for values narrower than keys. Multi-head latent attention (MLA), its projections absorbed,
+    comes as such a call: of one cache (pages, keys, 1, 576), `v_cache` is `k_cache[..., :512]`, q has 576
+    columns and the output 512. A kernel for it would be chosen in `_build`."""
+    k, v = call.k_cache, call.v_cache
+    if k.dim() == v.dim() == 4 and v.shape[3] < k.shape[3]:
+        raise ValueError(
+            f"v_cache has head dimension {v.shape[3]}, must have {k.shape[3]}, as k_cache: for values that "
+            "are the first columns of keys, latents (MLA), there is no kernel yet"
+        )
 
 
 def _check_caches(call: DecodeArguments) -> int:
