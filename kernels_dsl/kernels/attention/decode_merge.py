@@ -89,14 +89,11 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     )
     s_total = allocator.allocate_tensor(Float32, cute.make_layout(groups))
     thread = cute.arch.thread_idx()[0]
-    row = find_row(spec, work)
+    row = find_row(spec, work, cute.arch.block_idx()[0])
     head, splits = row.head, row.splits
     group, vector = thread // vectors, thread % vectors
     if const_expr(early):
-        cute.arch.griddepcontrol_launch_dependents()
-        # Always so; else the compiler would look for the row after the wait.
-        if (row.splits | row.step) >= 0:
-            cute.arch.griddepcontrol_wait()
+        wait_with(row)
     rows, begin = part_rows(spec, work, row), group
     if const_expr(spec.config.fixed):  # a split's group must not depend on the first one in view
         begin = (group + groups - row.first % groups) % groups
@@ -134,6 +131,15 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
             for i in range_constexpr(VECTOR):
                 sums[i] = sums[i] + s_sums[g, vector * VECTOR + i]
         store_merged(work, (row.sequence, row.query, head), vector, sums, total, base)
+
+
+@cute.jit
+def wait_with(row: MergeRow):
+    """Lets the next kernel start, and waits for the one before, when the row is found."""
+    cute.arch.griddepcontrol_launch_dependents()
+    # Always so; else the compiler would look for the row after the wait.
+    if (row.splits | row.step) >= 0:
+        cute.arch.griddepcontrol_wait()
 
 
 @cute.jit
@@ -195,10 +201,10 @@ def sink_of(work: MergeWork, head: Int32) -> Float32:
 
 
 @cute.jit
-def find_row(spec: Spec, work: MergeWork) -> MergeRow:
-    """The row of this CTA."""
+def find_row(spec: Spec, work: MergeWork, number: Int32) -> MergeRow:
+    """Row `number` of the result. Of packed queries all lanes of a warp look for the same."""
     pack, lengths = spec.config.pack, work.lengths
-    token, head = divmod(cute.arch.block_idx()[0], work.heads)
+    token, head = divmod(number, work.heads)
     shared = head // pack
     sequence, query = divmod(token, work.queries)
     batch, of_sequence = sequence, query

@@ -22,6 +22,7 @@ from kernels_dsl.config.decode import (
     MAX_FIXED_SPLITS,
     MAX_KEYS,
     MOST_MERGED,
+    MOST_SHARED_ROWS,
     DecodeConfig,
     decode_config,
     extra_part_rows,
@@ -142,6 +143,12 @@ class DecodeCall:
         splits = most_splits(self.capacity, self.together)
         few = splits * min(config.rows, self.together) <= MOST_MERGED
         return few and splits * self.tiles(config.rows) <= ctas
+
+    def whole_rows(self, config: DecodeConfig) -> bool:
+        """True where the kernel that merges should have a thread for each vector of a row."""
+        rows = self.batch * self.q_len * self.heads
+        simple = not (self.packed or self.fixed or config.merges)
+        return simple and config.dim >= LEAST_MERGED_DIM and rows > MOST_SHARED_ROWS
 
     @property
     def parts_each(self) -> int:
@@ -358,6 +365,8 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
     merges = decoded.merges(config, target.device.sm_count * config.ctas_per_sm)
     config = replace(config, merges=merges)
+    whole_rows = target.device.has_wgmma and decoded.whole_rows(config)  # elsewhere not measured
+    config = replace(config, whole_rows=whole_rows)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:
