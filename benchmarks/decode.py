@@ -1,11 +1,12 @@
 """Decoding attention against FlashAttention-3 and PyTorch's: microseconds, and terabytes of cache a second.
 
-    python -m benchmarks.decode                               # a minute
+    python -m benchmarks.decode                               # two minutes
     python -m benchmarks.decode --fa3 _vllm_fa3_C.abi3.so     # where vLLM is not installed
 
 One query a sequence, bf16, D 128, caches in pages. All are timed as CUDA graphs, in turns, on caches that
 rotate so that keys come from HBM. FlashAttention-3 counts with and without metadata for its scheduler that is
-computed ahead. The rate is that of the keys and values which a call must read, once.
+computed ahead. `ours_equal` is ours with `decode_equals_prefill`. The rate is that of the keys and values
+which a call must read, once. Caches of fp8 have a table of their own, beside bf16 of the same run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, machine
-from benchmarks.decode_calls import Problem, check, flash3, flash3_library, inputs, ours, sdpa
+from benchmarks.decode_calls import Inputs, Problem, check, flash3, flash3_library, inputs, ours, sdpa
 from benchmarks.harness import OURS, Case, Row
 from kernels_dsl.measure import Call, host_us
 
@@ -33,6 +34,7 @@ FP8_SIZES = ((64, 8192, 32), (1, 131072, 32), (8, 32768, 32), (16, 4096, 128), (
 LOGNORMAL = (64, 2048, 1.2, 128, 32768)
 """Sequences, median, sigma, shortest, longest."""
 ROOM = 131072
+PEERS = ("fa3", "fa3_planned", "sdpa", "ours_equal", "ours_exact")
 
 
 def problems(page: int) -> Iterator[Problem]:
@@ -59,7 +61,7 @@ def problems(page: int) -> Iterator[Problem]:
 def case_of(problem: Problem, library: Path | None) -> Case:
     """Ours and the peers; beside a call with much room in its table, ours without. `flops` are bytes."""
     sets = inputs(problem)
-    calls: dict[str, Call] = {OURS: ours(sets)}
+    calls: dict[str, Call] = {OURS: ours(sets), "ours_equal": ours(sets, equals_prefill=True)}
     if problem.room:
         exact = -(-max(problem.lengths) // problem.page)
         calls["ours_exact"] = ours([x._replace(table=x.table[:, :exact].contiguous()) for x in sets])
@@ -71,8 +73,14 @@ def case_of(problem: Problem, library: Path | None) -> Case:
         calls["sdpa"] = sdpa(sets)
     return Case(
         problem.name, problem.cache_bytes, calls, sets=len(sets), graph=True,
-        verify=lambda: check(calls[OURS], problem, sets),
+        verify=partial(_check_ours, calls, problem, sets),
     )  # fmt: skip
+
+
+def _check_ours(calls: dict[str, Call], problem: Problem, sets: Sequence[Inputs]) -> None:
+    for name, call in calls.items():
+        if name.startswith(OURS):
+            check(call, problem, sets)
 
 
 def _right(name: str, make: Callable[[], Call], right: Callable[[Call], None]) -> dict[str, Call]:
@@ -90,7 +98,7 @@ def numbers(row: Row, problem: Problem) -> dict[str, Any]:
     """A measured row as numbers. `x_best`: the best peer's time divided by ours."""
     found: dict[str, Any] = {"name": row.title, "us": row.ms[OURS] * 1e3}
     found["tb_s"] = problem.cache_bytes / row.ms[OURS] / 1e9
-    for peer in ("fa3", "fa3_planned", "sdpa", "ours_exact"):
+    for peer in PEERS:
         found[f"{peer}_us"] = row.ms[peer] * 1e3 if peer in row.ms else None
     found["x_best"] = None if row.best_peer is None else row.ratio(row.best_peer)
     found["method"] = row.method
@@ -104,12 +112,34 @@ def said(found: dict[str, Any]) -> str:
     return f"{found['name']:>44}  {found['us']:7.1f} us {found['tb_s']:5.2f} TB/s  {'  '.join(peers)}{best}"
 
 
-def host_row() -> dict[str, Any]:
-    """Host time of an eager call on a small problem."""
-    problem = Problem("host time, eager, 1x1024", (1024,), 32)
-    call = ours(inputs(problem))
-    empty = dict.fromkeys(("tb_s", "fa3_us", "fa3_planned_us", "sdpa_us", "ours_exact_us", "x_best"))
-    return {"name": "host time of an eager call", "us": host_us(lambda: call(0)), **empty, "method": "host"}
+def fp8_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of caches of fp8, each beside that of the same problem in bf16."""
+    of_name, found = {row["name"]: row for row in rows}, []
+    for name, row in of_name.items():
+        title = name.removesuffix(", fp8 KV")
+        if title != name:
+            own, bf16 = row["us"], of_name[title]["us"]
+            numbers = {"fp8_us": own, "fp8_tb_s": row["tb_s"], "bf16_us": bf16, "x_bf16": bf16 / own}
+            equal = {"fp8_equal_us": row["ours_equal_us"]}
+            found.append({"name": title, **numbers, **equal, "method": row["method"]})
+    return found
+
+
+def host_rows() -> list[dict[str, Any]]:
+    """Host time of eager calls on small problems: of one launch, of two, and of a product of PyTorch's."""
+    import torch
+
+    one, two = (ours(inputs(Problem("host", (1024,) * batch, 32))) for batch in (1, 8))
+    a = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], object]] = {
+        "1×1024": lambda: one(0), "8×1024": lambda: two(0), "torch.mm": lambda: torch.mm(a, a),
+    }  # fmt: skip
+    nothing = dict.fromkeys(("tb_s", *(f"{peer}_us" for peer in PEERS), "x_best"))
+    rounds = [{name: host_us(call, batches=15) for name, call in calls.items()} for _ in range(3)]
+    return [
+        {"name": f"host time, {name}", "us": min(r[name] for r in rounds), **nothing, "method": "host"}
+        for name in calls
+    ]
 
 
 def run(pages: Sequence[int], library: Path | None, rounds: int, seconds: float) -> list[dict[str, Any]]:
@@ -118,14 +148,13 @@ def run(pages: Sequence[int], library: Path | None, rounds: int, seconds: float)
 
     if library is not None:
         torch.ops.load_library(str(library))
-    rows = []
+    rows = host_rows()
+    print(*(f"{row['name']}: {row['us']:.1f} us" for row in rows), sep="\n", flush=True)
     for problem in (x for page in pages for x in problems(page)):
         row = harness.run_case(case_of(problem, library), rounds=rounds, seconds=seconds)
         rows.append(numbers(row, problem))
         print(said(rows[-1]) + (f"  ({row.notes})" if row.notes else ""), flush=True)
         torch.cuda.empty_cache()
-    rows.append(host_row())
-    print(f"{rows[-1]['name']}: {rows[-1]['us']:.1f} us", flush=True)
     return rows
 
 
@@ -138,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's library (default: an installed vLLM's)")
     parser.add_argument("--rounds", type=int, default=10, help="replays of each (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.2, help="time each row so long (%(default)s)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder for <gpu>/decode.json")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder for <gpu>/decode*.json")
     args = parser.parse_args(argv)
     import torch
 
@@ -148,7 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*machine.header_lines(facts), sep="\n", flush=True)
     library = flash3_library(args.fa3)
     rows = run(args.page or (16, 128), library, args.rounds, args.seconds)
-    print(f"wrote {harness.write('decode', facts, rows, args.out)}")
+    fp8 = fp8_rows(rows)
+    names = {f"{row['name']}, fp8 KV" for row in fp8}
+    print(f"wrote {harness.write('decode', facts, [r for r in rows if r['name'] not in names], args.out)}")
+    print(f"wrote {harness.write('decode_fp8', facts, fp8, args.out)}")
     return 0
 
 

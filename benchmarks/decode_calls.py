@@ -100,8 +100,8 @@ def inputs(problem: Problem) -> list[Inputs]:
     return found
 
 
-def ours(sets: Sequence[Inputs]) -> Call:
-    """`kernels_dsl.attention_decode`."""
+def ours(sets: Sequence[Inputs], equals_prefill: bool = False) -> Call:
+    """`kernels_dsl.attention_decode`, or with `decode_equals_prefill`."""
     import kernels_dsl
 
     def call(n: int) -> Any:
@@ -114,6 +114,7 @@ def ours(sets: Sequence[Inputs]) -> Call:
             block_table=x.table,
             k_scale=x.scale,
             v_scale=x.scale,
+            decode_equals_prefill=equals_prefill,
         )
 
     return call

@@ -50,7 +50,9 @@ ARRIVED_OFFSET = 768
 MOST_MERGED = 64
 """Rows of partial results, of all splits, that the CTA of a tile's last split merges, at most."""
 LEAST_MERGED_DIM = 64
-"""Head dimension from which such a CTA's registers hold the sums of all groups."""
+"""Head dimension from which a thread's registers hold the sums of all groups."""
+MOST_SHARED_ROWS = 1024
+"""Rows of a result, at most, of which the second kernel has a CTA each; of more the GPU would run out."""
 ARRIVALS = 4
 """Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4
@@ -114,7 +116,8 @@ class DecodeConfig:
     repeats, leave L2 to partial results. `k_ahead`: blocks of K that TMA loads ahead of their V. `queued`:
     CTAs that load by TMA take items as they become free, by a counter; else every n-th. `hints`: before a CTA
     waits for the kernel before, it asks L2 for what it will probably load first. `merges`: the CTA that has
-    the last split of a tile merges them all; else a second kernel does.
+    the last split of a tile merges them all; else a second kernel does, with `whole_rows` by threads that
+    share no row's vector.
     """
 
     dim: int
@@ -132,6 +135,7 @@ class DecodeConfig:
     merges: bool = False
     queued: bool = False
     hints: bool = False
+    whole_rows: bool = False
 
     @property
     def most_splits(self) -> int:

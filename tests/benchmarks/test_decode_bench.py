@@ -22,9 +22,9 @@ def on_cpu(monkeypatch):
 def test_a_case_checks_itself(on_cpu):
     problem = decode_calls.Problem("one", (32,), 2, kv_heads=1, room=64)
     case = decode.case_of(problem, None)
-    assert set(case.calls) == {OURS, "ours_exact", "sdpa"} and case.flops == 32 * 128 * 4
+    assert set(case.calls) == {OURS, "ours_equal", "ours_exact", "sdpa"} and case.flops == 32 * 128 * 4
     case.verify()
-    for name in ("ours_exact", "sdpa"):
+    for name in ("ours_equal", "ours_exact", "sdpa"):
         torch.testing.assert_close(case.calls[name](1), case.calls[OURS](1), rtol=2e-2, atol=2e-2)
     with pytest.raises(ToleranceError):
         decode_calls.check(lambda n: case.calls[OURS](1 - n), problem, decode_calls.inputs(problem))
@@ -40,3 +40,6 @@ def test_rows():
     found = decode.numbers(row, rows[-1])
     assert found["us"] == 10 and found["fa3_us"] == 20 and found["x_best"] == 2 and found["sdpa_us"] is None
     assert "x2.000" in decode.said(found)
+    fp8 = {**found, "name": "1×1024, fp8 KV", "us": 8.0, "ours_equal_us": 9.0}
+    (beside,) = decode.fp8_rows([found, fp8])
+    assert beside["name"] == "1×1024" and beside["x_bf16"] == 1.25 and beside["fp8_equal_us"] == 9

@@ -16,7 +16,6 @@ from kernels_dsl.blocks.attention.seqlen import row_within
 from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import (
-    DOUBLINGS,
     FIXED_SPLIT,
     ONE_SPLIT,
     SPLITTINGS,
@@ -136,18 +135,19 @@ def splits_of(
     if cutlass.const_expr(variant.left):
         visible = row_within(k_len - queries.length - left, k_len)
     if cutlass.const_expr(config.fixed):
-        begin, size = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT)
+        begin, size_log2 = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT.bit_length() - 1)
     else:
         begin = visible // STEP * STEP
-        size = split_size(k_len - begin, queries.rows)
-    count = (k_len - begin + size - 1) // size
+        size_log2 = split_log2(k_len - begin, queries.rows)
+    size = Int32(1) << size_log2
+    count = (k_len - begin + size - 1) >> size_log2
     if cutlass.const_expr(config.merges):
         count = cutlass.max(count, Int32(1))
     return Splits(queries, k_len, visible, begin, size, count)
 
 
-def split_size(keys: Int32, rows: Int32) -> Int32:
-    """`config.decode.split_keys`."""
+def split_log2(keys: Int32, rows: Int32) -> Int32:
+    """Binary logarithm of `config.decode.split_keys`."""
     wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
     for found in reversed(SPLITTINGS[:-1]):
         pick = partial(choose, rows <= found.rows, kind=Int32)
@@ -155,10 +155,8 @@ def split_size(keys: Int32, rows: Int32) -> Int32:
         most_log2 = pick(found.most_log2, most_log2)
     short = cutlass.min((keys + (Int32(1) << wanted_log2) - 1) >> wanted_log2, long)
     wanted = cutlass.max((keys + (Int32(1) << most_log2) - 1) >> most_log2, short)
-    size = Int32(STEP)
-    for _ in range(DOUBLINGS):
-        size = choose(wanted > size, size + size, size, Int32)
-    return size
+    below = cutlass.max(wanted, Int32(STEP)) - 1
+    return 32 - Int32(cute.arch.clz(below))
 
 
 @cute.jit

@@ -3,9 +3,9 @@
 Work items are (sequence, split of its keys, KV head, tile of query rows); the CTAs that fit the GPU take
 every n-th, or by TMA one when they are free. The query rows of a KV head are `pack` query heads times the
 queries. An item's result, in float32 with the log-sum-exp of its rows, goes to a workspace, where a second
-kernel merges the splits in their order (`decode_merge`), or where they are few the CTA that has the last one
-of a tile (`decode_last`). The split depends on a sequence's own lengths alone, so its bits do not depend on
-the batch.
+kernel merges the splits in their order (`decode_merge`, of many rows `decode_merge_rows`), or where they are
+few the CTA that has the last one of a tile (`decode_last`). The split depends on a sequence's own lengths
+alone, so its bits do not depend on the batch.
 
     warps   rows / 16 along the queries, the others share the keys of a step; each has a softmax of its own
     step t  wait for block t, barrier | start copies of block t + stages - 1 | scores, softmax, P V of t
@@ -30,7 +30,8 @@ from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import DecodeConfig
 
 from .decode_last import merge_if_last
-from .decode_merge import MergeWork, merge_kernel, merge_threads
+from .decode_merge import VECTOR, MergeWork, merge_kernel, merge_threads
+from .decode_merge_rows import merge_rows_kernel
 from .decode_sm90 import decode_sm90_kernel, make_loads
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, Parts, find_keys, item_at, make_site, work_item
@@ -105,11 +106,12 @@ def attention_decode(
         # In percent. For more than one CTA the compiler asks a GPU without it, and there may be none.
         preferred_smem_carveout=None if config.ctas_per_sm == 1 else 100,
         stream=stream,
-        use_pdl=early and config.box > 0,
+        use_pdl=config.box > 0,
     )
     if cutlass.const_expr(not config.merges):
-        merge_kernel(spec, merge, early).launch(
-            grid=(sequences * q_len * heads, 1, 1),
+        rows = Int32(sequences * q_len * heads)
+        of_merge(spec, merge, rows, early).launch(
+            grid=(merge_ctas(config, rows), 1, 1),
             block=(merge_threads(config.dim), 1, 1),
             stream=stream,
             use_pdl=early,
@@ -119,8 +121,21 @@ def attention_decode(
 def of_items(spec: DecodeSpec, work: DecodeWork, ctas: Int32, early: bool):
     """The kernel that takes the items, ready for its launch."""
     if spec.config.box:
-        return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas, early)
+        return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas)
     return decode_kernel(spec, work, ctas, early)
+
+
+def of_merge(spec: DecodeSpec, work: MergeWork, rows: Int32, early: bool):
+    """The kernel that merges, ready for its launch."""
+    if spec.config.whole_rows:
+        return merge_rows_kernel(spec, work, rows, early)
+    return merge_kernel(spec, work, early)
+
+
+def merge_ctas(config: DecodeConfig, rows: Int32) -> Int32:
+    """CTAs of the kernel that merges."""
+    threads = merge_threads(config.dim)
+    return (rows * (config.dim // VECTOR) + threads - 1) // threads if config.whole_rows else rows
 
 
 def make_parts(

@@ -14,19 +14,29 @@ from cutlass import Boolean, Float32, Int32, Int64, range_constexpr
 
 from kernels_dsl.blocks.attention.softmax import finite_or_zero
 from kernels_dsl.blocks.attention.splits import tiles_of
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 from kernels_dsl.config.decode import ARRIVALS, ARRIVED_OFFSET
 
-from .decode_merge import THREADS, VECTOR, sink_of, store_merged
+from .decode_merge import THREADS, VECTOR, MergeWork, sink_of, store_merged
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, Item, Site, sync_computing
 
 FEW = 8
 """Partial results of which a thread loads vectors at a time, or one for each group if these are more."""
-MANY = 16
-"""The same where there are so many."""
-LOOKED_AT = 32
-"""Log-sum-exps that a thread loads at a time of more than FEW."""
+
+
+class AtOnce(NamedTuple):
+    """Loads of a thread at a time where a row has more than FEW partial results: of vectors, where there are
+    so many, and of log-sum-exps."""
+
+    vectors: int
+    lse: int
+
+
+WIDE = AtOnce(16, 32)
+NARROW = AtOnce(FEW, FEW)
+"""For more threads: fewer registers."""
 
 
 class RowParts(NamedTuple):
@@ -42,8 +52,8 @@ class RowParts(NamedTuple):
     vector: Int32
 
     def number(self, split: Int32) -> Int32:
-        """Number of a split's row, of the last split's past it."""
-        return self.first + cutlass.min(split, self.count - 1) * self.step
+        """Number of a split's row, of the last split's past it; of the first where there is none."""
+        return self.first + cutlass.max(cutlass.min(split, self.count - 1), 0) * self.step
 
 
 @cute.jit
@@ -53,11 +63,7 @@ def merge_if_last(spec: Spec, work: DecodeWork, item: Item, site: Site):
     if arrive(spec, work, item, site):
         vectors, threads = cutlass.const_expr((spec.config.dim // VECTOR, spec.config.computing_threads))
         for number in cutlass.range(site.thread, item.rows * vectors, threads, unroll=1):
-            parts = row_parts(spec, item, number)
-            if parts.count <= cutlass.const_expr(whole_groups(spec, FEW)):
-                merge_few(spec, work, parts)
-            else:
-                merge_many(spec, work, parts)
+            merge_vector(spec, work.merge, row_parts(spec, item, number), WIDE)
 
 
 def whole_groups(spec: DecodeSpec, size: int) -> int:
@@ -129,31 +135,43 @@ def no_parts(size: int) -> Loaded:
 
 
 @cute.jit
-def merge_few(spec: Spec, work: DecodeWork, parts: RowParts):
+def merge_vector(spec: Spec, work: MergeWork, parts: RowParts, at_once: cutlass.Constexpr[AtOnce]):
+    """Merges a vector of a row and stores it."""
+    if parts.count <= cutlass.const_expr(whole_groups(spec, FEW)):
+        merge_few(spec, work, parts)
+    else:
+        merge_many(spec, work, parts, at_once)
+
+
+@cute.jit
+def merge_few(spec: Spec, work: MergeWork, parts: RowParts):
     """Merges a vector of a row of few partial results: all loads, then the sums."""
-    loaded, highest, sums = no_parts(whole_groups(spec, FEW)), least_of(work, parts), no_sums(spec)
+    loaded, least, sums = no_parts(whole_groups(spec, FEW)), least_of(work, parts), no_sums(spec)
     load_parts(spec, work, parts, Int32(0), loaded)
+    highest = least
     for n in range_constexpr(cute.size(loaded.lse)):
         highest = cute.arch.fmax(highest, loaded.lse[n])
-    base = finite_or_zero(highest)
+    base = finite_or_zero(choose(parts.count > 0, highest, least))
     add_parts(parts, Int32(0), loaded, sums, base)
     store_sums(work, parts, sums, base)
 
 
 @cute.jit
-def merge_many(spec: Spec, work: DecodeWork, parts: RowParts):
+def merge_many(spec: Spec, work: MergeWork, parts: RowParts, at_once: cutlass.Constexpr[AtOnce]):
     """Merges a vector of a row of any number of partial results."""
     highest, count, sums = least_of(work, parts), parts.count, no_sums(spec)
-    for begin in cutlass.range(0, count, LOOKED_AT, unroll=1):
-        for n in range_constexpr(LOOKED_AT):
+    for begin in cutlass.range(0, count, at_once.lse, unroll=1):
+        for n in range_constexpr(at_once.lse):
             highest = cute.arch.fmax(highest, work.part_lse[parts.number(begin + n)])
     base = finite_or_zero(highest)
-    many, few = cutlass.const_expr((whole_groups(spec, MANY), whole_groups(spec, FEW)))
-    whole = count // many * many
-    for begin in cutlass.range(0, whole, many, unroll=1):
-        loaded = no_parts(many)
-        load_parts(spec, work, parts, begin, loaded)
-        add_parts(parts, begin, loaded, sums, base)
+    many, few = cutlass.const_expr((whole_groups(spec, at_once.vectors), whole_groups(spec, FEW)))
+    whole = Int32(0)
+    if cutlass.const_expr(many > few):
+        whole = count // many * many
+        for begin in cutlass.range(0, whole, many, unroll=1):
+            loaded = no_parts(many)
+            load_parts(spec, work, parts, begin, loaded)
+            add_parts(parts, begin, loaded, sums, base)
     for begin in cutlass.range(whole, count, few, unroll=1):
         loaded = no_parts(few)
         load_parts(spec, work, parts, begin, loaded)
@@ -161,15 +179,15 @@ def merge_many(spec: Spec, work: DecodeWork, parts: RowParts):
     store_sums(work, parts, sums, base)
 
 
-def least_of(work: DecodeWork, parts: RowParts) -> Float32:
+def least_of(work: MergeWork, parts: RowParts) -> Float32:
     """A lower bound of the highest log-sum-exp: the sink."""
-    if work.merge.sinks is None:
+    if work.sinks is None:
         return Float32(-math.inf)
-    return sink_of(work.merge, parts.at[2])
+    return sink_of(work, parts.at[2])
 
 
 @cute.jit
-def load_parts(spec: Spec, work: DecodeWork, parts: RowParts, begin: Int32, into: Loaded):
+def load_parts(spec: Spec, work: MergeWork, parts: RowParts, begin: Int32, into: Loaded):
     """Loads the partial results of a row from number `begin` on; past the last one that one again."""
     for n in range_constexpr(cute.size(into.lse)):
         part = parts.number(begin + n)
@@ -193,11 +211,11 @@ def add_parts(parts: RowParts, begin: Int32, loaded: Loaded, sums: Sums, base: F
 
 
 @cute.jit
-def store_sums(work: DecodeWork, parts: RowParts, sums: Sums, base: Float32):
+def store_sums(work: MergeWork, parts: RowParts, sums: Sums, base: Float32):
     """Adds the groups' sums and stores the result."""
     total, row = sums.weights[0], sums.rows[None, 0]
     for g in range_constexpr(1, cute.size(sums.weights)):
         total = total + sums.weights[g]
         for i in range_constexpr(VECTOR):
             row[i] = row[i] + sums.rows[i, g]
-    store_merged(work.merge, parts.at, parts.vector, row, total, base)
+    store_merged(work, parts.at, parts.vector, row, total, base)

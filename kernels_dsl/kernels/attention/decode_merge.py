@@ -1,7 +1,8 @@
 """The results of a sequence's splits become one, in the order of the splits.
 
-A CTA has one query row. Its threads find the splits' weights together, in shared memory; then groups of
-threads, each a vector of the row a thread, add every n-th split, and the first group adds the groups' sums.
+A CTA has one query row. Groups of threads, each a vector of the row a thread, add every n-th split, and the
+first group adds the groups' sums. The first partial results of each group are asked for together with the
+log-sum-exps, from which all threads then find the splits' weights, in shared memory.
 """
 
 import math
@@ -22,13 +23,15 @@ from kernels_dsl.blocks.attention.splits import (
     splits_of,
 )
 from kernels_dsl.blocks.hw.dsl import choose, entry_name
-from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
+from kernels_dsl.blocks.hw.vectors import vector_at
 from kernels_dsl.config.decode import FIXED_SPLIT
 
 from .decode_spec import DecodeSpec, Spec
 
 VECTOR = 4
 THREADS = 128
+AT_ONCE = 4
+"""Partial results of which a thread loads vectors at a time."""
 
 
 class MergeWork(NamedTuple):
@@ -86,37 +89,37 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     )
     s_total = allocator.allocate_tensor(Float32, cute.make_layout(groups))
     thread = cute.arch.thread_idx()[0]
-    row = find_row(spec, work)
+    row = find_row(spec, work, cute.arch.block_idx()[0])
     head, splits = row.head, row.splits
+    group, vector = thread // vectors, thread % vectors
     if const_expr(early):
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        wait_with(row)
+    rows, begin = part_rows(spec, work, row), group
+    if const_expr(spec.config.fixed):  # a split's group must not depend on the first one in view
+        begin = (group + groups - row.first % groups) % groups
+    loaded = cute.make_rmem_tensor((VECTOR, AT_ONCE), Float32)
+    if group < groups:
+        load_every(rows, vector, begin, splits, groups, loaded)
     if const_expr(spec.config.fixed):
         for n in cutlass.range(thread, splits, THREADS, unroll=1):
             s_lse[n] = work.part_lse[row.part + n * row.step]
     elif thread < splits:
         s_lse[thread] = work.part_lse[row.part + thread * row.step]
     cute.arch.sync_threads()
-    highest = Float32(-math.inf)
-    for n in cutlass.range(splits, unroll=4):
-        highest = cute.arch.fmax(highest, s_lse[n])
-    if const_expr(work.sinks is not None):
-        highest = cute.arch.fmax(highest, sink_of(work, head))
-    base = finite_or_zero(highest)
-    group, vector = thread // vectors, thread % vectors
+    base = finite_or_zero(highest_of(work, head, s_lse, splits))
     total = row.spoilt
     sums = cute.make_rmem_tensor(VECTOR, Float32)
     sums.fill(0.0)
     if group < groups:
-        rows, begin = part_rows(spec, work, row), group
-        if const_expr(spec.config.fixed):  # a split's group must not depend on the first one in view
-            begin = (group + groups - row.first % groups) % groups
-        for n in cutlass.range(begin, splits, groups, unroll=8):
-            weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
-            values = load_vector(rows, (n, vector * VECTOR), VECTOR)
-            total = total + weight
-            for i in range_constexpr(VECTOR):
-                sums[i] = sums[i] + weight * values[i]
+        for first in cutlass.range(begin, splits, groups * AT_ONCE, unroll=1):
+            for i in range_constexpr(AT_ONCE):
+                n = first + i * groups
+                if n < splits:
+                    weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
+                    total = total + weight
+                    for j in range_constexpr(VECTOR):
+                        sums[j] = sums[j] + weight * loaded[j, i]
+            load_every(rows, vector, first + groups * AT_ONCE, splits, groups, loaded)
         if vector == 0:
             s_total[group] = total
         for i in range_constexpr(VECTOR):
@@ -128,6 +131,39 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
             for i in range_constexpr(VECTOR):
                 sums[i] = sums[i] + s_sums[g, vector * VECTOR + i]
         store_merged(work, (row.sequence, row.query, head), vector, sums, total, base)
+
+
+@cute.jit
+def wait_with(row: MergeRow):
+    """Lets the next kernel start, and waits for the one before, when the row is found."""
+    cute.arch.griddepcontrol_launch_dependents()
+    # Always so; else the compiler would look for the row after the wait.
+    if (row.splits | row.step) >= 0:
+        cute.arch.griddepcontrol_wait()
+
+
+@cute.jit
+def load_every(
+    rows: cute.Tensor, vector: Int32, begin: Int32, splits: Int32, step: cutlass.Constexpr, into: cute.Tensor
+):
+    """Loads a vector of every n-th partial result of a row from number `begin` on, as far as there are."""
+    for i in range_constexpr(AT_ONCE):
+        n = begin + i * step
+        if n < splits:
+            cute.autovec_copy(vector_at(rows, (n, vector * VECTOR), VECTOR), into[None, i])
+
+
+@cute.jit
+def highest_of(work: MergeWork, head: Int32, s_lse: cute.Tensor, splits: Int32) -> Float32:
+    """The highest log-sum-exp, the sink's among them; all lanes of a warp find it together."""
+    highest = Float32(-math.inf)
+    for n in cutlass.range(cute.arch.lane_idx(), splits, 32, unroll=1):
+        highest = cute.arch.fmax(highest, s_lse[n])
+    for i in range_constexpr(5):
+        highest = cute.arch.fmax(highest, cute.arch.shuffle_sync_bfly(highest, offset=1 << i))
+    if const_expr(work.sinks is not None):
+        highest = cute.arch.fmax(highest, sink_of(work, head))
+    return highest
 
 
 @cute.jit
@@ -165,10 +201,10 @@ def sink_of(work: MergeWork, head: Int32) -> Float32:
 
 
 @cute.jit
-def find_row(spec: Spec, work: MergeWork) -> MergeRow:
-    """The row of this CTA."""
+def find_row(spec: Spec, work: MergeWork, number: Int32) -> MergeRow:
+    """Row `number` of the result. Of packed queries all lanes of a warp look for the same."""
     pack, lengths = spec.config.pack, work.lengths
-    token, head = divmod(cute.arch.block_idx()[0], work.heads)
+    token, head = divmod(number, work.heads)
     shared = head // pack
     sequence, query = divmod(token, work.queries)
     batch, of_sequence = sequence, query

@@ -24,6 +24,7 @@ from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
 
 from .decode_sm90_consumer import consume
+from .decode_sm90_first import wait_for_kernel_before
 from .decode_sm90_hints import hint_first_item
 from .decode_sm90_producer import ITEM_WORDS, Loads, Mail, Shared, produce
 from .decode_spec import DecodeSpec, Spec
@@ -43,7 +44,7 @@ def layout_of_ring(spec: DecodeSpec) -> cute.ComposedLayout:
 
 @entry_name("attention_decode_sm90")
 @cute.kernel
-def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, early: cutlass.Constexpr):
+def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32):
     """Sets up shared memory and mbarriers; then each warp takes its role."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     computing = cutlass.const_expr(spec.config.computing_threads // 32)
@@ -53,17 +54,14 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
-    if cutlass.const_expr(early and spec.config.hints and work.lengths.starts is None):
+    if cutlass.const_expr(spec.config.hints and work.lengths.starts is None):
         if warp == 0:  # the one that loads must be ready when the wait ends
             hint_first_item(spec, work, loads, shared)
-    if cutlass.const_expr(early):
-        # All of the above ran beside the tail of the kernel before this one. The merge reads lengths before
-        # it waits for this kernel, so it must not start before they are there.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+    # All of the above runs beside the tail of the kernel before this one.
     if warp == computing:
         produce(spec, work, loads, shared, ctas)
     else:
+        wait_for_kernel_before()
         consume(spec, work, shared)
 
 

@@ -14,17 +14,18 @@ from kernels_dsl.blocks.attention.page_boxes import (
     BoxSource,
     LoadBox,
     box_loader,
-    first_pages,
     pages_at,
 )
 from kernels_dsl.blocks.attention.splits import Queries, Splits
 from kernels_dsl.blocks.attention.tile_queue import ask_number
 from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
+from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 from kernels_dsl.blocks.hw.tma import TmaCopy
 
+from .decode_sm90_first import first_item, keys_of_item, look_up, pages_of_cache
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries, steps_of
+from .decode_tile import DecodeWork, Item, item_at, start_queries, steps_of
 
 ITEM_WORDS = 13
 """Words that describe an item."""
@@ -68,29 +69,31 @@ class Position(NamedTuple):
 
 @cute.jit
 def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shared, ctas: Int32):
-    """Loads every n-th item, of `ctas` CTAs."""
+    """Loads every n-th item, of `ctas` CTAs. Waits for the kernel before."""
     stages = spec.ring_stages
     k_state, v_state, mail_state = producer_state(stages), producer_state(stages), producer_state(1)
-    index = cute.arch.block_idx()[0]
-    found, asked = item_at(spec, work, index), Int32(0)
+    index, asked = cute.arch.block_idx()[0], Int32(0)
+    scratch = shared_pointer(Int32, shared.base + spec.config.outputs_offset, 16)
+    found, item, pages = first_item(spec, work, scratch, index)
     queue = cute.make_tensor(
         cute.make_ptr(Int32, work.counters, cute.AddressSpace.gmem, assumed_align=16), cute.make_layout(1)
     )
     while found.batch < work.lengths.batch:
         if cutlass.const_expr(spec.config.queued):
             asked = ask_number(queue)
-        item = find_keys(spec, work, found.batch, found.number)
         position = Position(k_state, v_state, mail_state)
-        position = load_item(spec, work, loads, shared, item, position)
+        position = load_item(spec, work, loads, shared, item, pages, position)
         k_state, v_state, mail_state = position
         if cutlass.const_expr(spec.config.queued):
             index = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(asked, 0)) + ctas
         else:
             index = index + ctas
         found = item_at(spec, work, index, found.cursor)
-        if cutlass.const_expr(spec.config.queued):
+        if found.batch < work.lengths.batch:
+            item, pages = look_up(spec, work, found)
+        elif cutlass.const_expr(spec.config.queued):
             # Where there is no item left, all have been counted: of all CTAs one has the last number.
-            if (found.batch >= work.lengths.batch) & (index - ctas == found.cursor.before - 1):
+            if index - ctas == found.cursor.before - 1:
                 if cute.arch.lane_idx() == 0:
                     queue[0] = Int32(0)
     shared.mail.ring.producer_acquire(mail_state)
@@ -106,6 +109,7 @@ def load_item(
     loads: cutlass.Constexpr,
     shared: Shared,
     item: Item,
+    pages: BoxPages,
     position: Position,
 ) -> Position:
     """Loads one item, each V after `k_ahead` blocks of K past its own. Q comes after the first K, which need
@@ -113,8 +117,7 @@ def load_item(
     box, ahead = spec.config.box, spec.config.k_ahead
     k_state, v_state, mail_state = position
     walk = start_walk(spec, work, loads, shared, item)
-    k_pages = first_pages(walk.source, walk.wanted, box)
-    v_pages = k_pages
+    k_pages = v_pages = pages
     steps = steps_of(spec, item)
     for step in cutlass.range(cutlass.min(ahead, steps), unroll=1):
         k_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, k_pages)
@@ -152,9 +155,7 @@ def start_walk(spec: DecodeSpec, work: DecodeWork, loads: Loads, shared: Shared,
     load_k, load_v = (
         box_loader(load, spec.kv_tile, shared.boxes, item.head, config.evict_first) for load in loads
     )
-    source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
-    wanted = BoxRange(item.batch, item.begin, item.first, item.end)
-    return Walk(load_k, load_v, source, wanted)
+    return Walk(load_k, load_v, pages_of_cache(work), keys_of_item(item))
 
 
 def load_block(

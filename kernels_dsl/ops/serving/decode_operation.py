@@ -22,6 +22,7 @@ from kernels_dsl.config.decode import (
     MAX_FIXED_SPLITS,
     MAX_KEYS,
     MOST_MERGED,
+    MOST_SHARED_ROWS,
     DecodeConfig,
     decode_config,
     extra_part_rows,
@@ -143,6 +144,12 @@ class DecodeCall:
         few = splits * min(config.rows, self.together) <= MOST_MERGED
         return few and splits * self.tiles(config.rows) <= ctas
 
+    def whole_rows(self, config: DecodeConfig) -> bool:
+        """True where the kernel that merges should have a thread for each vector of a row."""
+        rows = self.batch * self.q_len * self.heads
+        simple = not (self.packed or self.fixed or config.merges)
+        return simple and config.dim >= LEAST_MERGED_DIM and rows > MOST_SHARED_ROWS
+
     @property
     def parts_each(self) -> int:
         """Rows of partial results that each query row has for itself."""
@@ -183,6 +190,7 @@ def describe(call: DecodeArguments) -> DecodeCall:
     if q.dim() != (4 if starts is None else 3):
         raise ValueError(f"q has shape {tuple(q.shape)}, must be {form}")
     heads, dim = q.shape[-2:]
+    _check_not_latent(call)
     if not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_STEP:
         raise ValueError(
             f"q has head dimension {dim}, must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
@@ -239,6 +247,18 @@ def _packed(call: DecodeArguments, starts: torch.Tensor) -> tuple[int, int]:
     if call.max_seqlen_q is None:
         return starts.shape[0] - 1, tokens
     return starts.shape[0] - 1, min(options.integer("max_seqlen_q", call.max_seqlen_q, least=0), tokens)
+
+
+def _check_not_latent(call: DecodeArguments) -> None:
+    """ValueError for values narrower than keys. Multi-head latent attention (MLA), its projections absorbed,
+    comes as such a call: of one cache (pages, keys, 1, 576), `v_cache` is `k_cache[..., :512]`, q has 576
+    columns and the output 512. A kernel for it would be chosen in `_build`."""
+    k, v = call.k_cache, call.v_cache
+    if k.dim() == v.dim() == 4 and v.shape[3] < k.shape[3]:
+        raise ValueError(
+            f"v_cache has head dimension {v.shape[3]}, must have {k.shape[3]}, as k_cache: for values that "
+            "are the first columns of keys, latents (MLA), there is no kernel yet"
+        )
 
 
 def _check_caches(call: DecodeArguments) -> int:
@@ -345,6 +365,8 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
     merges = decoded.merges(config, target.device.sm_count * config.ctas_per_sm)
     config = replace(config, merges=merges)
+    whole_rows = target.device.has_wgmma and decoded.whole_rows(config)  # elsewhere not measured
+    config = replace(config, whole_rows=whole_rows)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:

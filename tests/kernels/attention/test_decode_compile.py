@@ -88,7 +88,8 @@ def compiled(
     if packed:
         q, config = q.flatten(0, 1), replace(config, tiled=True)
     else:
-        config = replace(config, merges=rows <= 16 and dim >= LEAST_MERGED_DIM)
+        merges = rows <= 16 and dim >= LEAST_MERGED_DIM
+        config = replace(config, merges=merges, whole_rows=not merges and dim >= LEAST_MERGED_DIM)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
     arguments = (
         q, cache, cache, q, None, 1 << 20, 1 << 19, tensor(2, dtype=ints),

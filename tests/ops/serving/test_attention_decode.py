@@ -145,6 +145,17 @@ def test_errors_name_the_argument(seed):
             kernels_dsl.attention_decode(**{**given, "block_table": torch.full_like(table, 99)})
 
 
+def test_latents_are_refused_by_name():
+    """Absorbed multi-head latent attention: values are the first 512 columns of the keys."""
+    latents = torch.zeros(4, 64, 1, 576, dtype=torch.bfloat16)
+    q, lengths = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int32)
+    options = {"seqused_k": lengths, "block_table": torch.zeros(2, 2, dtype=torch.int32)}
+    why = kernels_dsl.attention_decode_supports(q, latents, latents[..., :512], **options)
+    assert why is not None and "latents (MLA)" in why and "v_cache has head dimension 512" in why
+    with pytest.raises(ValueError, match="no kernel yet"):
+        kernels_dsl.attention_decode(q, latents, latents[..., :512], **options)
+
+
 def test_no_rows_and_no_keys():
     q, cache = torch.ones(2, 1, 32, 64).bfloat16(), torch.ones(2, 0, 2, 64).bfloat16()
     sinks = torch.linspace(-2, 2, 32)

@@ -115,6 +115,33 @@ def test_a_graph_serves_all_lengths(seed):
         assert all(torch.equal(x, y) for x, y in zip(case.decode(), (out, lse)))
 
 
+def test_lengths_and_pages_that_the_kernel_just_before_writes(seed):
+    """Then the first item that a CTA guesses, before that kernel has ended, is of the call before."""
+    case = paged((3000, 2999, 1, 1700), 16, seed, heads=(32, 8), dim=128).cuda()
+    draw = torch.Generator().manual_seed(seed)
+    lengths = [torch.randint(0, 3000, (4,), generator=draw, dtype=torch.int32).cuda() for _ in range(12)]
+    tables = [
+        torch.randint(0, len(case.k_cache), (4, 188), generator=draw, dtype=torch.int32).cuda()
+        for _ in lengths
+    ]
+    steps = [case._replace(seqused_k=n, block_table=t) for n, t in zip(lengths, tables)]
+    for page in (case.k_cache, case.v_cache):
+        page.nan_to_num_()  # any page may be any sequence's
+    wanted = [step.decode() for step in steps]
+    changing = case._replace(seqused_k=lengths[0].clone(), block_table=tables[0].clone())
+    changing.decode()
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for n, table in zip(lengths, tables):
+            changing.block_table.copy_(table)
+            changing.seqused_k.copy_(n)
+            found.append(changing.decode())
+    for _ in range(20):
+        graph.replay()
+        for step, other in zip(wanted, found):
+            assert all(torch.equal(x, y) for x, y in zip(step, other))
+
+
 @pytest.mark.parametrize("page", [16, 100])
 def test_a_sequences_bits_depend_on_itself_alone(page, seed):
     """Whatever the batch beside it, its place there, the place of its pages and the room in the table."""

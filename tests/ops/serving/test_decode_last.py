@@ -52,10 +52,13 @@ def memory(monkeypatch) -> torch.Tensor:
 
 
 def same(case: Paged, run: Any, memory: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, the same by one launch and by two."""
-    one, two = (run(lambda: case.decode(**options), merges=merges) for merges in (True, False))
+    """The result, the same by one launch and by two, of which the second has two forms."""
+    forms = ((True, False), (False, False), (False, True))
+    one, *others = (
+        run(lambda: case.decode(**options), merges=merges, whole_rows=whole) for merges, whole in forms
+    )
     assert not memory.any()
-    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+    assert all(torch.equal(x, y) for other in others for x, y in zip(one, other))
     return one
 
 
@@ -102,3 +105,6 @@ def test_what_merges():
         config = decode_config(128, decoded.together, decoded.pack, H200)
         assert decoded.merges(config, 132 * config.ctas_per_sm) == wanted
         assert not replace(decoded, fixed=True).merges(config, 1 << 20)
+        assert not decoded.whole_rows(config)
+        many = replace(decoded, batch=1025 // (queries * heads) + 1)
+        assert many.whole_rows(config) and not replace(many, packed=True).whole_rows(config)

@@ -64,6 +64,14 @@ def test_pages(page, lengths, dim, seed, by_both):
             check(case, by_both(of_case.decode, stages=stages), CAUSAL)
 
 
+def test_items_past_the_sequences_among_which_the_first_is_guessed(seed, by_both):
+    """33 sequences, and the first one that has keys is the last but one, or the last."""
+    for lengths in ((0,) * 31 + (70, 300), (0,) * 32 + (130,)):
+        case = paged(lengths, 16, seed, heads=(2, 1), dim=64)
+        with emulator.run(arch="sm_90a", sms=1):
+            check(case, by_both(case.decode), CAUSAL)
+
+
 @pytest.mark.parametrize(("ahead", "page", "lengths"), [(3, 16, (300, 0, 1, 17)), (2, 128, (700, 5))])
 def test_blocks_ahead(ahead, page, lengths, seed, by_both):
     """K may be loaded well ahead of its V."""

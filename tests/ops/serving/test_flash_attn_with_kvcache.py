@@ -15,7 +15,7 @@ NEW = 3
 """Keys that a call appends."""
 
 
-def _without_last(case: Paged, page: int) -> tuple[Paged, torch.Tensor, torch.Tensor]:
+def without_last(case: Paged, page: int) -> tuple[Paged, torch.Tensor, torch.Tensor]:
     """The case before its last keys were written, and these, (B, NEW, KV heads, D)."""
     k, v = (torch.stack([pair[i][-NEW:] for pair in case.whole]) for i in (0, 1))
     for b, length in enumerate(case.seqused_k.tolist()):
@@ -28,7 +28,7 @@ def _without_last(case: Paged, page: int) -> tuple[Paged, torch.Tensor, torch.Te
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_new_keys_in_pages(arch, seed):
     """They are written first, and seen; those of FlashAttention-3's name of the table, too."""
-    case, k, v = _without_last(paged((40, 3, 17), 16, seed, queries=2), 16)
+    case, k, v = without_last(paged((40, 3, 17), 16, seed, queries=2), 16)
     before = case.seqused_k.clone()
     with emulator.run(arch=arch, sms=2):
         found = flash_attn_with_kvcache(
@@ -46,7 +46,7 @@ def test_new_keys_in_pages(arch, seed):
 def test_many_queries(seed):
     """A prefill in pages: more rows than the kernel for decoding takes, softcap and sinks."""
     sinks = torch.randn(4, generator=torch.Generator().manual_seed(seed))
-    case, k, v = _without_last(paged((50, 70), 16, seed, queries=40), 16)
+    case, k, v = without_last(paged((50, 70), 16, seed, queries=40), 16)
     with emulator.run(arch="sm_90a"):
         found = flash_attn_with_kvcache(
             case.q, case.k_cache, case.v_cache, k, v, cache_seqlens=case.seqused_k,
@@ -129,7 +129,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_refused_call_writes_nothing(name, seed):
     wrong, error, message = WRONG[name]
-    case, k, v = _without_last(paged((20, 5), 16, seed), 16)
+    case, k, v = without_last(paged((20, 5), 16, seed), 16)
     kept = case.k_cache.clone()
     call = {
         "q": case.q, "k_cache": case.k_cache, "v_cache": case.v_cache, "k": k, "v": v,

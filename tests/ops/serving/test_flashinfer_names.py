@@ -31,7 +31,7 @@ def lists(table: torch.Tensor, used: torch.Tensor, page: int) -> tuple[torch.Ten
     return indptr, indices, last.to(torch.int32)
 
 
-def _natural(found: tuple[torch.Tensor, torch.Tensor], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+def natural(found: tuple[torch.Tensor, torch.Tensor], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, Sq, H, D) and (B, H, Sq) of natural logarithms, of FlashInfer's rows."""
     out, lse = found
     return out.unflatten(0, (batch, -1)), lse.unflatten(0, (batch, -1)).transpose(1, 2) * math.log(2)
@@ -49,7 +49,7 @@ def test_decode(layout, seed):
         out, lse = torch.full_like(case.q[:, 0], math.nan), torch.full((3, 4), math.nan)
         found = wrapper.run_return_lse(case.q[:, 0], given, out=out, lse=lse)
     assert [x.data_ptr() for x in found] == [out.data_ptr(), lse.data_ptr()]
-    check(case, _natural(found, 3), Masking(right=0))
+    check(case, natural(found, 3), Masking(right=0))
 
 
 def test_several_queries_and_fp8(seed):
@@ -66,7 +66,7 @@ def test_several_queries_and_fp8(seed):
             case.q.flatten(0, 1), (case.k_cache, case.v_cache), k_scale=float(scales.k_scale),
             v_scale=scales.v_scale, return_lse=True, window_left=20,
         )  # fmt: skip
-    check(case, _natural(found, 2), Masking(left=20, right=0, softcap=5.0))
+    check(case, natural(found, 2), Masking(left=20, right=0, softcap=5.0))
 
 
 def test_a_plan_for_a_captured_call(seed):
@@ -84,7 +84,7 @@ def test_a_plan_for_a_captured_call(seed):
         scaled = wrapper.run(second.q[:, 0], caches, q_scale=0.5, k_scale=2.0, v_scale=2.0)
     assert torch.equal(scaled, 2 * found[0])
     assert wrapper._plan is kept and wrapper.is_cuda_graph_enabled
-    check(second, _natural(found, 2), Masking(right=0))
+    check(second, natural(found, 2), Masking(right=0))
     for wrong, words in (
         ((paged((70,), 16, seed), 64), "last_page_len has 1 sequences, must have the buffers' 2"),
         ((paged((150, 150), 16, seed), 64), "indices has 20 pages, must have at most the buffer's 12"),
@@ -117,11 +117,11 @@ def test_prompts(kernels, splits, seed):
         out, lse = wrapper.run(case.q, (case.k, case.v), return_lse=True)
         case.compare(out, lse.mT * math.log(2), Masking(right=0))
         room = torch.full((8, 10), math.nan)
-        _, natural = wrapper.run(
+        _, written = wrapper.run(
             case.q, (case.k, case.v), return_lse=True, lse=room, lse_base="ln", lse_layout="HN"
         )
-    assert natural is room
-    torch.testing.assert_close(natural, lse.mT * math.log(2))
+    assert written is room
+    torch.testing.assert_close(written, lse.mT * math.log(2))
     assert kernels == ["attention_varlen" if splits is None else "attention_decode"] * 2
 
 
