@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kernels_dsl.config.cluster_sums import SumShape
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.promotion import GROUP, RECENT, Promotion, scale_tiles
@@ -16,6 +17,7 @@ from kernels_dsl.config.wgmma import (
     SM90_RESERVED_SMEM,
     WARPGROUP_THREADS,
     WGMMA_ROWS,
+    shared_memory,
     why_not_wgmma_columns,
 )
 
@@ -25,6 +27,8 @@ MIN_EPILOGUE_STAGES = 2
 # consumer warpgroups of a CTA (SM90, which share out the register file), and for the SM80 family, whose
 # threads hold fragments of A and B as well. More than this spills.
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
+# The same where another kernel's CTA has half of the SM.
+SM90_OVERLAP_LIMIT = {1: 80, 2: 48}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
 # The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
@@ -44,6 +48,12 @@ def sm90_consumers(config: Sm90GemmConfig) -> int:
     return {64: 1, 128: 2, 192: 3, 256: 2}.get(config.tile_m, 2)
 
 
+def sm90_accumulator_limit(config: Sm90GemmConfig) -> int:
+    """float32 sums that a thread may hold; 0 where half of an SM has too few registers."""
+    limits = SM90_ACCUMULATOR_LIMIT if not config.overlap else SM90_OVERLAP_LIMIT
+    return limits.get(sm90_consumers(config), 0)
+
+
 def accumulator_registers(config: GemmConfig) -> int:
     """float32 accumulators that each thread holds."""
     elements = config.tile_m * config.tile_n
@@ -56,7 +66,7 @@ def accumulator_registers(config: GemmConfig) -> int:
 def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
     """Columns of a chunk that is summed before it is added to the float32 accumulators: as many as registers
     hold beside those, and with scales of 128 columns no more than have one. 0 where none fits."""
-    room = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)] - accumulator_registers(config)
+    room = sm90_accumulator_limit(config) - accumulator_registers(config)
     if promotion.rows_b == 1:
         room -= config.tile_n // 2  # a thread has a quarter of the columns, and their scales twice
     fitting = (
@@ -74,7 +84,7 @@ def two_partial_sets(config: Sm90GemmConfig, promotion: Promotion | None) -> boo
         return False
     return promoted_columns(config, promotion) == config.tile_n and (
         3 * accumulators + (config.tile_n // 2 if promotion.rows_b == 1 else 0)
-        <= SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+        <= sm90_accumulator_limit(config)
     )
 
 
@@ -96,13 +106,23 @@ def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[in
     return 4 * tiles.floats, 4 * tiles.few * RECENT
 
 
+def cluster_sums(config: Sm90GemmConfig) -> SumShape:
+    """Sums that CTAs which share a tile's K send each other."""
+    return SumShape(accumulator_registers(config), config.cluster_k, sm90_consumers(config))
+
+
 def sm90_beside_stages(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[int, int]:
     """Shared memory beside tiles and mbarriers: of each stage, and of all together. `promotion` as above.
 
-    Scales, and a flag of each warpgroup where sums of pieces of tiles are added up.
+    Scales, and a flag of each warpgroup where sums of pieces of tiles are added up, or the sums that come
+    from other CTAs of the cluster, with two mbarriers.
     """
     staged, together = scale_bytes(config, promotion)
-    return staged, together + (8 * sm90_consumers(config) if config.stream_k else 0)
+    if config.stream_k:
+        together += 8 * sm90_consumers(config)
+    if config.cluster_k > 1:
+        together += 8 * cluster_sums(config).words
+    return staged, together
 
 
 def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: int) -> int:
@@ -178,12 +198,13 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
     k_tiles = max(1, -(-problem.k // config.tile_k_for(problem.ab_bytes)))
     if not 1 <= config.split_k <= k_tiles:
         return f"split_k is {config.split_k}, must be from 1 to the {k_tiles} tiles of K = {problem.k}"
-    needed = smem_bytes(config, problem, device.smem_bytes)
-    if stages(config, problem, device.smem_bytes) < MIN_STAGES or needed > device.smem_bytes:
+    capacity = shared_memory(device.smem_bytes, config.ctas_per_sm)
+    needed = smem_bytes(config, problem, capacity)
+    if stages(config, problem, capacity) < MIN_STAGES or needed > capacity:
         one = stage_bytes(config, problem.ab_bytes)
         return (
             f"a stage takes {one} bytes of shared memory and the kernel {needed}; "
-            f"{device.name} has {device.smem_bytes} and at least {MIN_STAGES} stages must fit"
+            f"{device.name} has {capacity} and at least {MIN_STAGES} stages must fit"
         )
     return None
 
@@ -217,8 +238,19 @@ def _why_not_stream_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | Non
     return None
 
 
+def _why_not_cluster_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
+    """Each CTA of a cluster has K tiles of its own, and one of them all sums."""
+    if config.schedule is Schedule.PINGPONG or config.cluster_m * config.cluster_n > 1:
+        return f"cluster_k is {config.cluster_k}, must be 1 in turns or with a cluster along M or N"
+    if config.split_k > 1 or config.stream_k or problem.grouped:
+        return f"cluster_k is {config.cluster_k}, must be 1 with split_k, stream_k or groups of rows"
+    if -(-problem.k // config.tile_k_for(problem.ab_bytes)) < config.cluster_k:
+        return f"cluster_k is {config.cluster_k}, more than K has tiles"
+    return None
+
+
 def _sm90_accumulator_limit(config: Sm90GemmConfig, problem: GemmProblem) -> int:
-    limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+    limit = sm90_accumulator_limit(config)
     if config.split_k > 1:
         return limit  # the epilogue is the second kernel's
     if problem.gated:
@@ -237,6 +269,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
             f"tile_n is {config.tile_n}, must be 16 or a multiple of 32 with tf32: at others the compiler "
             "(CuTe DSL 4.8.1) ends the process"
         )
+    if config.overlap and (config.tile_m > 128 or config.schedule is Schedule.PINGPONG):
+        return "overlap is True, must be False in turns, or with tile_m over 128"
     registers = accumulator_registers(config)
     limit = _sm90_accumulator_limit(config, problem)
     if registers > limit:
@@ -254,14 +288,15 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         columns = promoted_columns(config, promotion.swapped() if config.turned else promotion)
     if not columns:
         return f"{registers} accumulator registers a thread leave too few for partial sums"
-    if (reason := why_not_wgmma_columns(columns, sm90_consumers(config))) is not None:
+    if (reason := why_not_wgmma_columns(columns, sm90_consumers(config), config.ctas_per_sm)) is not None:
         return reason
     if config.stream_k and (reason := _why_not_stream_k(config, problem)) is not None:
         return reason
+    if config.cluster_k > 1 and (reason := _why_not_cluster_k(config, problem)) is not None:
+        return reason
     if config.l2_prefetch and problem.grouped:
         return "l2_prefetch is True, must be False where rows are in groups, whose ends come late"
-    cluster = config.cluster_m * config.cluster_n
-    if cluster not in (1, 2, 4, 8):
+    if config.cluster_ctas not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"
     if problem.ab_type in ("fp32", "fp8") and not (problem.a_k_major and problem.b_k_major):
         kind = "tf32" if problem.ab_type == "fp32" else "fp8"

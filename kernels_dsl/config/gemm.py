@@ -51,6 +51,9 @@ class Sm90GemmConfig:
     `stream_k`: tiles that would leave SMs idle in the last wave are cut along K into equal shares for all.
     `l2_prefetch`: while the kernel before this one still runs, each CTA has the L2 cache fetch as much of the
     larger operand as its ring holds. A cache that is coherent may: what that kernel writes is there too.
+    `cluster_k` CTAs share a tile's K, and the first of them adds their sums, in order, and stores the tile.
+    `overlap`: a CTA takes half of an SM, and the next kernel starts in the other half when this one's last
+    loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
     """
 
     tile_m: int
@@ -67,6 +70,8 @@ class Sm90GemmConfig:
     turned: bool = False
     stream_k: bool = False
     l2_prefetch: bool = False
+    cluster_k: int = 1
+    overlap: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -77,14 +82,26 @@ class Sm90GemmConfig:
         clusters = self.cluster_m * self.cluster_n > 1
         words = [f"{self.tile_m}x{self.tile_n}"]
         words += [f"cluster {self.cluster_m}x{self.cluster_n}"] * clusters
+        words += [f"{self.cluster_k} along K"] * (self.cluster_k > 1)
         words += ["pingpong"] * (self.schedule is Schedule.PINGPONG)
         words += ["turned"] * self.turned
         words += ["along-n"] * (not self.raster_along_m)
         words += ["plain-store"] * (not self.epi_tma)
         words += ["stream-k"] * self.stream_k
         words += ["l2-prefetch"] * self.l2_prefetch
+        words += ["overlap"] * self.overlap
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that an SM has room for."""
+        return 2 if self.overlap else 1
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
     def tile_k_for(self, element_bytes: int) -> int:
         """Elements of K in a tile for operands of `element_bytes` bytes each."""
@@ -122,7 +139,7 @@ class Sm80GemmConfig:
     family = "sm80"
     traits = FAMILIES[family]
     # Of what the other family has a choice.
-    cluster_m = cluster_n = 1
+    cluster_m = cluster_n = cluster_k = cluster_ctas = ctas_per_sm = 1
     turned = stream_k = epi_tma = pairs = False
 
     @property

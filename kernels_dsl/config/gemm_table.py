@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from kernels_dsl.config.budget import two_partial_sets, why_not
+from kernels_dsl.config.few_rows import tile_for_few_rows
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.order import INVARIANT_TILE_N, Order, why_not_in_order
 from kernels_dsl.config.problem import Device, GemmProblem
@@ -466,35 +467,14 @@ def ranked(
             yield changed(config, raster_along_m=not config.raster_along_m)
 
 
-FEW_ROWS = range(17, 145)
-FEW_ROWS_LEAST = (4096, 1024)
-"""Least N and K of the rule for few rows."""
-
-
 def _for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
-    """The tile for 17 to 144 rows of A times a large B, as served models multiply: all rows at once on
-    WGMMA's N, 64 of B's on its M, and nothing shared. None for other problems.
-
-    The time is that of reading B, so many CTAs with a deep ring each are what counts, which the model's waves
-    do not say. Measured on an H100: 4 to 19 % faster in the mean of a kind and number of rows.
-    """
-    scaled = problem.promotion is not None and problem.promotion.scaled
-    least_n, least_k = FEW_ROWS_LEAST
-    if problem.grouped or problem.l != 1 or scaled or problem.ab_bytes > 2 or problem.m not in FEW_ROWS:
+    """The tile for few rows of A times a large B; None for other problems, and where it does not fit."""
+    config = tile_for_few_rows(problem, device)
+    if config is None:
         return None
-    if problem.n < least_n or problem.k < least_k:
-        return None
-    config = Sm90GemmConfig(64, _ceil_div(problem.m, 16) * 16, turned=True, l2_prefetch=True)
-    if problem.m > 128:
-        if problem.k > 2 * problem.n:  # too few tiles: the candidates have splits of K
-            return None
-        config = changed(config, tile_m=128)
     adjusted = adapted(config, problem)
-    return (
-        adjusted
-        if isinstance(adjusted, Sm90GemmConfig) and why_not(adjusted, problem, device) is None
-        else None
-    )
+    assert isinstance(adjusted, Sm90GemmConfig)
+    return adjusted if why_not(adjusted, problem, device) is None else None
 
 
 def _rasterised(config: GemmConfig, problem: GemmProblem) -> GemmConfig:

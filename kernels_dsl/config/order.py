@@ -42,6 +42,8 @@ def why_not_in_order(config: GemmConfig, order: Order, ab_bytes: int = 2) -> str
         return f"tile_k is {config.tile_k}, must be {INVARIANT_K_BYTES // ab_bytes} with batch_invariant"
     if config.split_k > 1:
         return f"split_k is {config.split_k}, must be 1 with batch_invariant"
+    if config.cluster_k > 1:
+        return f"cluster_k is {config.cluster_k}, must be 1 with batch_invariant"
     if config.stream_k:
         return "stream_k is True, must be False with batch_invariant"
     if order is Order.ROW_SUMS and config.tile_n != INVARIANT_TILE_N:

@@ -10,6 +10,14 @@ SM_REGISTERS = 65536
 WGMMA_REGISTERS = 26
 
 
+def shared_memory(bytes_alone: int, ctas: int) -> int:
+    """Bytes of shared memory of each of `ctas` CTAs of an SM, of which one alone may have `bytes_alone`.
+
+    The SM keeps as much as is reserved for the tiles' alignment for each of them.
+    """
+    return (bytes_alone + SM90_RESERVED_SMEM) // ctas - SM90_RESERVED_SMEM
+
+
 def most_wgmma_columns(consumers: int, ctas: int = 1) -> int:
     """The largest N of a WGMMA in a CTA of so many consumer warpgroups and a producer; `ctas`: of an SM.
 

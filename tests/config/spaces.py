@@ -133,6 +133,8 @@ _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "turned": (False, True),
     "stream_k": (False, True),
     "l2_prefetch": (False, True),
+    "cluster_k": (1, 2, 4),
+    "overlap": (False, True),
     "arch": ("sm_90a",),
 }
 _SM80_FIELDS: dict[str, tuple[Any, ...]] = {

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from kernels_dsl.config import budget, gemm_table
+from kernels_dsl.config.few_rows import tile_for_few_rows
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.order import Order
 from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
 from kernels_dsl.config.promotion import RECENT, Promotion
 from kernels_dsl.config.tuned import TunedRecord, config_from_json, config_to_json
+from kernels_dsl.config.wgmma import shared_memory
 
 SHAPES = [
     (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (8192, 8192, 1024), (16384, 1024, 4096),
@@ -118,6 +120,11 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(128, 128), {"ab_type": "fp32"}, "tf32 WGMMA reads A and B with K contiguous"),
         (Sm90GemmConfig(128, 144), {"ab_type": "fp32", "b_k_major": True}, "tile_n is 144, must be 16 or"),
         (Sm90GemmConfig(128, 128, l2_prefetch=True), {"grouped": True}, "l2_prefetch is True, must be False"),
+        (Sm90GemmConfig(64, 16, cluster_m=2, cluster_k=2), {}, "cluster_k is 2, must be 1 in turns or"),
+        (Sm90GemmConfig(64, 16, cluster_k=2, stream_k=True), {}, "cluster_k is 2, must be 1 with split_k"),
+        (Sm90GemmConfig(64, 16, cluster_k=2), {"k": 64}, "cluster_k is 2, more than K has tiles"),
+        (Sm90GemmConfig(192, 16, overlap=True), {}, "overlap is True, must be False in turns, or with"),
+        (Sm90GemmConfig(64, 208, overlap=True), {}, "104 accumulator registers a thread, at most 80"),
         (Sm90GemmConfig(128, 128), {"a_align": 8}, "TMA loads need"),
         (Sm90GemmConfig(128, 128), {"d_align": 2}, "TMA stores need"),
         (Sm90GemmConfig(128, 128, stages=20), {}, "bytes of shared memory"),
@@ -168,17 +175,19 @@ def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
     from kernels_dsl.kernels.gemm.sm90_spec import make_spec
 
     types = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
-    for candidate in gemm_table.SM90_CANDIDATES:
+    own = (Sm90GemmConfig(128, 208, cluster_k=4), Sm90GemmConfig(64, 16, cluster_k=2, overlap=True))
+    for config in (*(candidate.config for candidate in gemm_table.SM90_CANDIDATES), *own):
         for ab_type, d_type in (("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")):
             problem = GemmProblem(512, 512, 512, 1, ab_type, d_type, b_k_major=True)
-            if budget.why_not(candidate.config, problem, H200) is not None:
+            if budget.why_not(config, problem, H200) is not None:
                 continue
             a = SimpleNamespace(element_type=types[ab_type])
-            turned = candidate.config.turned
+            turned = config.turned
             d = SimpleNamespace(element_type=types[d_type], stride=(1, 512, 0) if turned else (512, 1, 0))
-            spec = make_spec(candidate.config, a, a, d)
+            spec = make_spec(config, a, a, d)
             assert spec.epilogue.m_major == turned
-            assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
+            room = shared_memory(H200.smem_bytes, config.ctas_per_sm)
+            assert spec.stages == budget.stages(config, problem, room)
     promotion = Promotion(1, 128)
     problem = GemmProblem(512, 512, 512, ab_type="fp8", b_k_major=True, promotion=promotion)
     a = SimpleNamespace(element_type=cutlass.Float8E4M3FN)
@@ -258,17 +267,50 @@ def test_writers_do_not_lose_each_others_winners(tmp_path: Path) -> None:
     assert not [left for left in tmp_path.iterdir() if left.suffix not in (".json", ".lock")]
 
 
-def test_few_rows_get_a_tile_of_their_own():
-    """Of 17 to 144 rows all are WGMMA's N; not where another rule or the model knows more."""
-    few = GemmProblem(m=33, n=12288, k=4096, b_k_major=True)
-    choose = gemm_table.choose
-    chosen = choose(few, H200, "sm90")
-    assert (chosen.tile_m, chosen.tile_n, chosen.turned, chosen.l2_prefetch) == (64, 48, True, True)
-    wide = choose(replace(few, m=144), H200, "sm90")
-    assert (wide.tile_m, wide.tile_n, wide.turned) == (128, 144, True)
-    assert choose(replace(few, m=140, n=4096, k=14336), H200, "sm90").split_k > 1
-    others = ({"m": 16}, {"m": 145}, {"n": 2048}, {"k": 512}, {"grouped": True}, {"l": 2}, {"gated": True})
+def _of_few_rows(m: int, n: int, k: int, **changes: object) -> GemmProblem:
+    """A problem in the kernel's orientation: with M and N exchanged where a tile's N has all rows."""
+    rows, columns = (n, m) if m <= 32 else (m, n)
+    return replace(GemmProblem(rows, columns, k, b_k_major=True), **changes)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tile"),
+    [
+        (4, 4096, 4096, Sm90GemmConfig(64, 16, overlap=True)),
+        (16, 2112, 7168, Sm90GemmConfig(64, 16, split_k=2)),
+        (33, 12288, 4096, Sm90GemmConfig(64, 48, turned=True)),
+        (64, 2112, 7168, Sm90GemmConfig(64, 64, turned=True, split_k=2)),
+        (100, 24576, 1536, Sm90GemmConfig(192, 112, turned=True)),
+        (100, 28672, 4096, Sm90GemmConfig(128, 112, turned=True)),
+        (129, 4096, 14336, Sm90GemmConfig(128, 80, cluster_n=2, turned=True, stream_k=True)),
+        (129, 8192, 8192, Sm90GemmConfig(64, 144, turned=True)),
+        (144, 14336, 4096, Sm90GemmConfig(128, 144, turned=True)),
+        (200, 4096, 4096, Sm90GemmConfig(64, 112, cluster_n=2, turned=True)),
+        (200, 51200, 5120, Sm90GemmConfig(128, 208, cluster_m=2, turned=True, stream_k=True)),
+        (256, 12288, 4096, Sm90GemmConfig(192, 128, cluster_n=2, turned=True)),
+    ],
+)
+def test_few_rows_get_a_tile_of_their_own(m: int, n: int, k: int, tile: Sm90GemmConfig) -> None:
+    """All rows or half of them are WGMMA's N, and the matrix's share out the SMs."""
+    found = gemm_table.choose(_of_few_rows(m, n, k), H200, "sm90")
+    expected = replace(tile, l2_prefetch=True)
+    assert replace(found, raster_along_m=expected.raster_along_m, epi_tma=True) == expected
+
+
+def test_other_problems_get_no_tile_of_few_rows() -> None:
+    few = _of_few_rows(33, 12288, 4096)
+    others = ({"m": 257}, {"n": 1984}, {"k": 512}, {"grouped": True}, {"l": 2}, {"gated": True})
     for change in others:
-        assert not choose(replace(few, **change), H200, "sm90").l2_prefetch, change
+        assert not gemm_table.choose(replace(few, **change), H200, "sm90").l2_prefetch, change
     for order in (Order.SUMS, Order.ROW_SUMS):
-        assert not choose(few, H200, "sm90", order).turned
+        assert not gemm_table.choose(few, H200, "sm90", order).turned
+
+
+def test_every_tile_of_few_rows_fits() -> None:
+    """Those of all numbers of rows and many matrices, in bf16 and fp8: none is refused by the budget."""
+    for ab_type, promotion in (("bf16", None), ("fp8", Promotion()), ("fp8", None)):
+        for m in (*range(1, 17), *range(33, 257, 7), 256):
+            for n in range(2048, 60000, 2944):
+                problem = _of_few_rows(m, n, 4096, ab_type=ab_type, promotion=promotion)
+                tile = tile_for_few_rows(problem, H200)
+                assert tile is None or budget.why_not(tile, problem, H200) is None, (m, n, ab_type)

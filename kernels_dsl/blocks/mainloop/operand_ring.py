@@ -57,6 +57,11 @@ class Warpgroups:
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
     def wgs_per_tile(self) -> int:
         """Consumer warpgroups that work on one tile together."""
         return 1 if self.pingpong else self.consumers
@@ -142,12 +147,13 @@ def start(
     layouts: Layouts,
     extra: ExtraWords | None = None,
     wait: bool = True,
+    launch: bool = True,
 ) -> Start:
     """Sets up shared memory, mbarriers and the cluster; the first thing that every warp does.
 
     With programmatic dependent launch all of this runs beside the tail of the kernel before this one, and the
     next one may do so too, on SMs whose CTAs are gone. Global memory is touched only after it. Without `wait`
-    the kernel itself waits for the one before.
+    the kernel itself waits for the one before; without `launch` it says itself when the next may start.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     prefetch_descriptors(atoms, warp)
@@ -157,8 +163,9 @@ def start(
         spec.copying_arrivals, spec.alone,
     )  # fmt: skip
     more = None if extra is None else extra.set_up(barriers + 2 * spec.stages)
-    sync_after_init(spec.cluster)
-    cute.arch.griddepcontrol_launch_dependents()
+    sync_after_init((spec.cluster_ctas, 1))
+    if launch:
+        cute.arch.griddepcontrol_launch_dependents()
     if wait:
         cute.arch.griddepcontrol_wait()
     return Start(ring, tiles, warp, more)

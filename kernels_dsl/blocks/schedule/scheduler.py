@@ -158,6 +158,13 @@ class Raster(NamedTuple):
     along_m: bool
 
 
+class KPart(NamedTuple):
+    """A CTA of `of` that share each tile's K: its number."""
+
+    rank: Int32
+    of: int
+
+
 class Tile(NamedTuple):
     """A cluster's tile of the output."""
 
@@ -181,6 +188,7 @@ class DenseTiles:
     cluster: Int32
     clusters: Int32
     stride: Int32  # from one position to the next: `clusters`, or twice as many where warpgroups take turns
+    part: KPart | None = None
     looks_ahead = True
 
     @cute.jit
@@ -229,8 +237,10 @@ class DenseTiles:
 
     @cute.jit
     def k_range(self, tile: Tile) -> KRange:
-        """The K tiles of its split, or those of a cut tile that are this cluster's."""
-        cut = self.grid.cut
+        """K tiles of its split, or this CTA's part of them; those of a cut tile that are this cluster's."""
+        cut, part = self.grid.cut, self.part
+        if cutlass.const_expr(part is not None):
+            return split_range(self.k_tiles, part.rank, part.of)
         if cutlass.const_expr(cut is None):
             return split_range(self.k_tiles, tile.at.split, self.splits)
         first, end = Int32(0), self.k_tiles

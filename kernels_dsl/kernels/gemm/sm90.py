@@ -82,7 +82,7 @@ def gemm_sm90(
 
     problem = Extent(cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
     grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), views.offsets)
-    clusters, memory = max_ctas // (spec.cluster[0] * spec.cluster[1]), None
+    clusters, memory = max_ctas // config.cluster_ctas, None
     if views.stream_k is None:
         clusters = cutlass.min(clusters, tiles)
     else:
@@ -95,12 +95,13 @@ def gemm_sm90(
         grid=grid, problem=problem, memory=memory,
     )  # fmt: skip
     kernel.launch(
-        grid=(spec.cluster[0], spec.cluster[1], cutlass.max(clusters, Int32(1))),
+        grid=(*spec.cluster, cutlass.max(clusters, Int32(1)) * spec.cluster_k),
         block=(spec.threads, 1, 1),
-        cluster=(*spec.cluster, 1),
-        min_blocks_per_mp=1,
+        cluster=(*spec.cluster, spec.cluster_k),
+        min_blocks_per_mp=config.ctas_per_sm,
         stream=stream,
         use_pdl=True,
+        preferred_smem_carveout=100 if spec.overlap else None,  # in percent
     )
 
 

@@ -36,6 +36,7 @@ from kernels_dsl.blocks.mainloop.promoted_ring import (
     promoted_loop,
 )
 from kernels_dsl.blocks.mainloop.scale_ring import ScaleLoader, Scales, StagedScales, staged_scales
+from kernels_dsl.blocks.reduce.cluster_sums import ClusterSums, SumBuffers
 from kernels_dsl.blocks.reduce.lines import WarpgroupReduction, inner_of
 from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
 from kernels_dsl.blocks.reduce.reductions import ReducedEpilogue
@@ -47,8 +48,9 @@ from kernels_dsl.blocks.schedule.groups import (
     from_row,
     rows_of,
 )
-from kernels_dsl.blocks.schedule.scheduler import DenseTiles, Tile, TileGrid
+from kernels_dsl.blocks.schedule.scheduler import DenseTiles, KPart, Tile, TileGrid
 from kernels_dsl.blocks.schedule.tile_source import KRange
+from kernels_dsl.config.cluster_sums import SumShape
 from kernels_dsl.kernels import skeleton
 from kernels_dsl.kernels.skeleton import Cta, Loads, Mmas, Output, this_cta
 
@@ -64,8 +66,10 @@ class Extent(NamedTuple):
 
 
 class BesideTiles(NamedTuple):
-    """Shared memory beside the tiles: scales, and flags of the warpgroups for partial sums; None without."""
+    """Shared memory beside the tiles: sums of the cluster's CTAs, scales, and flags of the warpgroups for
+    partial sums; None without."""
 
+    sums: SumBuffers | None
     scales: StagedScales | None
     flags: cute.Pointer | None
 
@@ -73,11 +77,16 @@ class BesideTiles(NamedTuple):
 def beside_tiles(spec: GemmSpec) -> ExtraWords:
     """Memory of `BesideTiles`."""
     scales = staged_scales(spec.scales, spec.stages) or ExtraWords(0, lambda _: None)
+    shape = SumShape(spec.wg_m * spec.tile_n // WARPGROUP_THREADS, spec.cluster_k, spec.consumers)
+    words = shape.words if spec.cluster_k > 1 else 0
 
     def set_up(pointer: cute.Pointer) -> BesideTiles:
-        return BesideTiles(scales.set_up(pointer), pointer + scales.words if spec.stream_k else None)
+        sums = SumBuffers.set_up(pointer, shape) if spec.cluster_k > 1 else None
+        behind = pointer + words
+        flags = behind + scales.words if spec.stream_k else None
+        return BesideTiles(sums, scales.set_up(behind), flags)
 
-    return ExtraWords(scales.words + (spec.consumers if spec.stream_k else 0), set_up)
+    return ExtraWords(words + scales.words + (spec.consumers if spec.stream_k else 0), set_up)
 
 
 @entry_name("gemm_sm90")
@@ -101,6 +110,7 @@ def gemm_kernel(
         layouts,
         beside_tiles(spec),
         wait=not spec.l2_prefetch,
+        launch=not spec.overlap,
     )
     roles = GemmRoles(
         spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
@@ -136,15 +146,18 @@ class GemmRoles:
 
     def tiles(self, cta: Cta, k_tiles: Int32, clusters: Int32, turns: int = 1) -> DenseTiles | GroupedTiles:
         """The tiles of this CTA's cluster, or those of each of `turns` warpgroups."""
-        spec, grid = self.spec, self.grid
-        walk = (k_tiles, cta.cluster, clusters, clusters * turns)
+        spec, grid, cluster, part = self.spec, self.grid, cta.cluster, None
+        if spec.cluster_k > 1:
+            part = KPart(cluster % spec.cluster_k, spec.cluster_k)
+            cluster, clusters = cluster // spec.cluster_k, clusters // spec.cluster_k
+        walk = (k_tiles, cluster, clusters, clusters * turns)
         if isinstance(grid, TileGrid):
-            return DenseTiles(grid, spec.raster, spec.split_k, *walk)
+            return DenseTiles(grid, spec.raster, spec.split_k, *walk, part)
         return GroupedTiles(grid, spec.raster, spec.cluster_rows, *walk)
 
     @cute.jit
     def prefetch(self, warp: Int32):
-        """Producer warp: has L2 fetch as much of the larger operand as the ring holds."""
+        """Producer warp: has L2 fetch the first K tiles of the larger operand."""
         cta = this_cta()
         if warp == self.spec.consumers * 4:
             if self.problem.m >= self.problem.n:
@@ -168,7 +181,8 @@ class GemmRoles:
             peers = cute.make_layout(spec.cluster[1 - mode])
             part = tma.load_partition(load.atom, gX, shared, peers, peer)
             mine = part.tiles[None, at * spec.cluster[mode] + place, None, tile.at.batch]
-            for i in cutlass.range(cutlass.min(k.end - k.first, Int32(spec.stages)), unroll=1):
+            count = cutlass.min(k.end - k.first, Int32(spec.prefetched_stages(rows)))
+            for i in cutlass.range(count, unroll=1):
                 cute.prefetch(load.atom, mine[None, k.first + i])
 
     def produce(self) -> None:
@@ -201,6 +215,8 @@ class GemmRoles:
             return skeleton.load_stages(self.ring, state, tiles.k_range(tile), tma.both(a, b))
 
         state = skeleton.load_tiles(spec.stages, tiles, load)
+        if spec.overlap:
+            cute.arch.griddepcontrol_launch_dependents()
         # Peers may still write into this CTA's shared memory, or signal its barriers: stay until then.
         self.ring.producer_tail(state)
 
@@ -316,18 +332,18 @@ class GemmConsumer:
     def finish(self, tile: Tile, output: OutputTile, walk: Walk, more: Boolean) -> Walk:
         """The epilogue; perhaps the next tile's first stage is multiplied beside it."""
         if not self.roles.spec.ahead:
-            self.store(tile, output)
+            self.store(tile, output, more)
             return walk
         ring, mma, fragments = self.roles.ring, self.roles.mmas.main, self.share.fragments
         ahead = overlapped_set(mma, self.factors)
         stage = NextStage(walk.state, walk.ready)
         begin_ahead(ring, stage, more, mma, fragments, ahead, self.factors)
-        self.store(tile, output)
+        self.store(tile, output, more)
         state = end_ahead(ring, walk.state, more, fragments.acc, ahead, self.factors)
         return walk._replace(state=state, ready=Boolean(False), done=Int32(1))
 
     @cute.jit
-    def store(self, tile: cutlass.Constexpr, output: cutlass.Constexpr):
+    def store(self, tile: cutlass.Constexpr, output: cutlass.Constexpr, more: Boolean):
         """Stores the tile; one that is cut along K only where this warpgroup has the sums of all pieces."""
         acc = self.share.fragments.acc
         gated = isinstance(self.epilogue.function, GatedEpilogue)
@@ -344,6 +360,9 @@ class GemmConsumer:
                 whole = self.partial_sums(tile).keep_or_leave(acc)
             if whole:
                 store()
+        elif cutlass.const_expr(self.roles.spec.cluster_k > 1):
+            if self.cluster_sums(tile).gather(acc, more):
+                store()
         else:
             store()
 
@@ -354,6 +373,13 @@ class GemmConsumer:
             self.roles.epilogue, self.roles.output.partials, region, self.epilogue.plan.tile,
             self.epilogue.consumer.thread,
         )  # fmt: skip
+
+    def cluster_sums(self, tile: Tile) -> ClusterSums:
+        """This warpgroup's sums of its part of a tile whose K the CTAs of the cluster share."""
+        tiles, buffers = self.tiles, self.roles.beside.sums
+        assert isinstance(tiles, DenseTiles) and tiles.part is not None and buffers is not None
+        rank, count = tiles.part
+        return ClusterSums(buffers, rank, count, tile.number // tiles.clusters, self.epilogue.consumer)
 
     def partial_sums(self, tile: Tile) -> PartialSums:
         """This warpgroup's piece of its part of a tile that is cut.

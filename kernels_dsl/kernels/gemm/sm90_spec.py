@@ -9,7 +9,7 @@ from kernels_dsl.blocks.epilogue.prefetch import Along
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
-from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
+from kernels_dsl.blocks.mainloop.operand_ring import SMEM_BYTES, Registers, Warpgroups, stages_that_fit
 from kernels_dsl.blocks.mainloop.scale_ring import ARRIVALS
 from kernels_dsl.blocks.schedule.scheduler import Raster
 from kernels_dsl.config.budget import (
@@ -19,11 +19,15 @@ from kernels_dsl.config.budget import (
     two_partial_sets,
 )
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
+from kernels_dsl.config.wgmma import shared_memory
 
 PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 """Registers for accumulators and what the epilogue loads at its start, by warpgroups; more spills."""
 EARLY_REGISTERS = {False: 32, True: 16}
 """Registers for operands that are loaded before the main loop, by promotion of sums; more spills."""
+
+OVERLAP_BYTES = 192 << 10
+"""Of an operand that L2 fetches for each CTA while the kernel before ends: HBM's of some 6 µs."""
 
 EARLY = {False: (Along.ROWS, Along.COLUMNS), True: tuple(Along)}
 """Kinds of those operands. Single numbers lie in the L1 cache after the first time; from registers they would
@@ -53,6 +57,8 @@ class GemmSpec(Warpgroups):
     epilogue: EpiloguePlan
     stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.CutTiles`
     l2_prefetch: bool  # of the larger operand, before the kernel that runs is over
+    cluster_k: int  # CTAs that share a tile's K, see `blocks.reduce.cluster_sums`
+    overlap: bool  # a CTA has half of the SM, and the next kernel starts behind the last loads
 
     @property
     def cluster_rows(self) -> int:
@@ -81,6 +87,23 @@ class GemmSpec(Warpgroups):
         """Of the warp that copies those scales, at a stage."""
         return 0 if self.scales is None else ARRIVALS
 
+    def prefetched_stages(self, rows: int) -> int:
+        """K tiles of an operand, of `rows` rows a tile, that L2 fetches early: those that the ring holds.
+
+        Half of a ring may be too little to read for while the kernel before ends.
+        """
+        tile = rows * self.tile_k * self.mma_dtypes[0].width // 8
+        return max(self.stages, OVERLAP_BYTES // tile) if self.overlap else self.stages
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        """CTAs that share a tile's K load each for itself."""
+        return self.cluster_k > 1
+
+    @property
+    def cluster_ctas(self) -> int:
+        return super().cluster_ctas * self.cluster_k
+
     @property
     def raster(self) -> Raster:
         """Order of a plane's tiles."""
@@ -93,6 +116,8 @@ class GemmSpec(Warpgroups):
         Two sets of sums fit in 224. With 240, ptxas gives up uniform registers in all of some kernels, and
         matrix instructions wait for their descriptors' way there.
         """
+        if self.overlap:
+            return {1: Registers(24, 232), 2: Registers(24, 104)}[self.consumers]
         if self.promotion is not None and self.consumers < 3:
             return Registers(56, 224)
         return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
@@ -127,11 +152,12 @@ def make_spec(
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(
-        config, config.stages, stage_bytes, subtile_bytes, scale_bytes=sm90_beside_stages(config, promotion)
-    )
+        config, config.stages, stage_bytes, subtile_bytes, scale_bytes=sm90_beside_stages(config, promotion),
+        taken=SMEM_BYTES - shared_memory(SMEM_BYTES, config.ctas_per_sm),
+    )  # fmt: skip
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     # The epilogue has the registers of partial sums to spare.
-    limit = 0 if promotion is None else PROMOTED_EPILOGUE_LIMIT[consumers]
+    limit = 0 if promotion is None or config.overlap else PROMOTED_EPILOGUE_LIMIT[consumers]
     deep = two_partial_sets(config, promotion)
     ahead = deep and mD.element_type.width > 8  # 8-bit results take more registers
     plan = EpiloguePlan(
@@ -146,5 +172,6 @@ def make_spec(
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
-        l2_prefetch=config.l2_prefetch,
+        l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k,
+        overlap=config.overlap,
     )  # fmt: skip

@@ -23,13 +23,13 @@ FUNCTIONS = {
 
 
 @lru_cache(maxsize=256)
-def _resident_clusters(kernel: lowering.CompiledKernel, cluster: tuple[int, int], device: int) -> int:
+def _resident_clusters(kernel: lowering.CompiledKernel, cluster: tuple[int, int, int], device: int) -> int:
     from lowering.loaded import LoadedCubin
 
     (facts,) = kernel.launches
     with LoadedCubin(kernel.cubin(), device) as cubin:
         threads = math.prod(extent or 1 for extent in facts.block)
-        return cubin.resident_clusters(facts.entry, (*cluster, 1), threads, facts.dynamic_smem or 0)
+        return cubin.resident_clusters(facts.entry, cluster, threads, facts.dynamic_smem or 0)
 
 
 def resident_ctas(kernel: lowering.CompiledKernel | None, config: GemmConfig, target: Target) -> int:
@@ -39,9 +39,9 @@ def resident_ctas(kernel: lowering.CompiledKernel | None, config: GemmConfig, ta
     fill it and clusters of four do not; one that does not fit would start when all others have ended.
     """
     count = target.device.sm_count
-    if kernel is None or config.cluster_m * config.cluster_n <= 2:
+    if kernel is None or config.cluster_ctas <= 2:
         return count
-    cluster = (config.cluster_m, config.cluster_n)
+    cluster = (config.cluster_m, config.cluster_n, config.cluster_k)
     return min(count, _resident_clusters(kernel, cluster, target.index) * math.prod(cluster))
 
 

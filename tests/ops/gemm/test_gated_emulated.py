@@ -48,6 +48,7 @@ WIDE: list[tuple[GemmConfig, Case]] = [
     (Sm90GemmConfig(64, 16), Case(64, 48, 64, Place(), dtype=FP32, out_dtype=FP32)),
     (Sm90GemmConfig(128, 256), Case(128, 512, 256)),
     (Sm90GemmConfig(128, 128, stream_k=True), Case(256, 384, 512, Place())),
+    (Sm90GemmConfig(128, 128, cluster_k=2), Case(256, 384, 512, Place())),
     (Sm90GemmConfig(64, 64), Case(64, 96, 64, Place(-2), Place(-2), batch=2)),
     (Sm90GemmConfig(64, 64), Case(64, 96, 64, Place(), Place(offset=4))),
     (Sm90GemmConfig(64, 48, split_k=2), Case(40, 90, 128, Place(offset=1), linear=True)),

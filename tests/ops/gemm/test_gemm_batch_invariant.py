@@ -149,6 +149,7 @@ def test_configurations_that_change_the_order_are_refused():
             (Sm90GemmConfig(64, 64, split_k=2), "split_k is 2"),
             (Sm90GemmConfig(64, 64, turned=True), "turned is True"),
             (Sm90GemmConfig(64, 64, stream_k=True), "stream_k is True"),
+            (Sm90GemmConfig(64, 64, cluster_k=2), "cluster_k is 2"),
             (Sm80GemmConfig(64, 64, 64, 4, 2, 2), "tile_k is 64, must be 32"),
             (Sm80GemmConfig(128, 64, 32, 4, 2, 2), "its family is 'sm80', must be 'sm90'"),
         ):

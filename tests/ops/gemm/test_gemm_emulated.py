@@ -68,7 +68,14 @@ def test_turned_tiles(config: Sm90GemmConfig, dtype: torch.dtype, out_dtype: tor
 
 FEW_ROWS = (
     (7, Sm90GemmConfig(64, 16, stream_k=True, l2_prefetch=True)),
+    (7, Sm90GemmConfig(128, 16, stream_k=True, overlap=True)),
+    (7, Sm90GemmConfig(64, 16, cluster_k=2, l2_prefetch=True)),
+    (7, Sm90GemmConfig(128, 16, cluster_k=4)),
+    (40, Sm90GemmConfig(128, 48, cluster_k=2, turned=True, l2_prefetch=True)),
+    (40, Sm90GemmConfig(64, 80, cluster_k=4, turned=True)),
+    (40, Sm90GemmConfig(64, 48, cluster_k=2, turned=True, overlap=True)),
     (40, Sm90GemmConfig(64, 48, split_k=2, turned=True)),
+    (40, Sm90GemmConfig(64, 48, turned=True, l2_prefetch=True, overlap=True)),
     (40, Sm90GemmConfig(64, 48, cluster_m=2, stream_k=True, turned=True, l2_prefetch=True)),
 )
 

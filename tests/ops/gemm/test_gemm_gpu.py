@@ -74,6 +74,8 @@ def test_every_configuration_is_exact(config, shape: tuple[int, int, int]) -> No
         Sm90GemmConfig(128, 128, split_k=3),
         Sm90GemmConfig(128, 64, split_k=16),
         Sm90GemmConfig(128, 128, epi_tma=False),
+        Sm90GemmConfig(64, 64, cluster_k=2, l2_prefetch=True, overlap=True),
+        Sm90GemmConfig(128, 80, cluster_k=4),
     ],
     ids=str,
 )
@@ -85,6 +87,25 @@ def test_other_sm90_configurations(config: Sm90GemmConfig) -> None:
     check_output(out)
     expected = reference.gemm(a, b, bias=bias, residual=residual, activation="relu")
     tolerance.check_exact(out.tensor, expected, case=str(config))
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize(
+    ("m", "config"),
+    [
+        (4, Sm90GemmConfig(64, 16, l2_prefetch=True, overlap=True)),
+        (7, Sm90GemmConfig(64, 16, cluster_k=2, l2_prefetch=True, overlap=True)),
+        (129, Sm90GemmConfig(64, 144, cluster_k=2, turned=True, l2_prefetch=True)),
+        (200, Sm90GemmConfig(128, 208, cluster_k=4, turned=True)),
+    ],
+    ids=str,
+)
+def test_few_rows_of_many_tiles(m: int, config: Sm90GemmConfig) -> None:
+    """One kernel after the other, of more tiles than run at one time: exact, so the same bits, every time."""
+    a, b = _integers(m, 640), _integers(28672, 640, seed=2).t()
+    exact = reference.gemm(a, b)
+    for result in [gemm(a, b, config=config) for _ in range(10)]:
+        tolerance.check_exact(result, exact, case=str(config))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -43,6 +43,7 @@ WIDE: list[tuple[GemmConfig, Case]] = [
     for config in (
         Sm90GemmConfig(256, 128), Sm90GemmConfig(128, 256), Sm90GemmConfig(192, 176, cluster_n=2),
         Sm90GemmConfig(64, 16), Sm90GemmConfig(128, 128, stream_k=True), Sm90GemmConfig(64, 64, turned=True),
+        Sm90GemmConfig(128, 64, cluster_k=2),
         Sm80GemmConfig(128, 128, 32, 4, 2, 4), Sm80GemmConfig(16, 64, 64, 4, 1, 4, 8, 1, 4, 4),
         Sm80GemmConfig(64, 96, 64, 3, 2, 2, split_k=2),
     )

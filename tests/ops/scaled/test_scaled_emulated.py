@@ -110,6 +110,16 @@ def test_tiles_cut_along_k(monkeypatch: pytest.MonkeyPatch, blocks: bool) -> Non
     assert not session.reports
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+def test_k_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatch, blocks: bool) -> None:
+    """Two clusters of two CTAs, each with several tiles."""
+    monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=4))
+    with emulator.run(arch="sm_90a") as session:
+        for config in (Sm90GemmConfig(64, 16), Sm90GemmConfig(128, 32, overlap=not blocks)):
+            scaled_cases.check_integers(300, 40, 640, "cpu", blocks, config=replace(config, cluster_k=2))
+    assert not session.reports
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_fp8_results_saturate(dtype: torch.dtype) -> None:
     """Large values and infinities become the largest of their sign; NaN stays."""
