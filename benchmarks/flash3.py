@@ -50,5 +50,5 @@ def dense(q: Any, k: Any, v: Any, causal: bool = False, descales: Sequence[Any] 
 
     batch, length = q.shape[:2]
     starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
-    flat = [x.flatten(0, 1) for x in (q, k, v)]
-    return packed(*flat, starts, length, causal, [x.reshape(batch, -1) for x in descales])
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return packed(q, k, v, starts, length, causal, [x.reshape(batch, -1) for x in descales])
