@@ -1,4 +1,4 @@
-"""Attention forward against cuDNN and FlashAttention-2 (both through PyTorch's SDPA) and flash-attn-4.
+"""Attention forward against cuDNN, FlashAttention-2 (both by PyTorch's SDPA), FlashAttention-3, flash-attn-4.
 
     python -m benchmarks.attention                          # everything, some minutes
     python -m benchmarks.attention --suite forward          # may be repeated
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention_sparse, attention_tables, harness, machine
+from benchmarks import attention_sparse, attention_tables, flash3, harness, machine
 from benchmarks.attention_calls import (
     DEVICE,
     Shape,
@@ -33,6 +33,7 @@ from benchmarks.attention_calls import (
     verifier,
 )
 from benchmarks.harness import OURS, Case
+from kernels_dsl.measure import Call
 from reference.attention import Masking
 
 SHAPES = (
@@ -66,7 +67,7 @@ SM80_SHAPES = (
     Shape(1, 8, 1024, 64),
 )
 PACKED_LENGTHS = (500, 8192, 1024, 3000, 6000, 2048, 7000, 4500)
-PEERS = ("cudnn", "fa2", "fa4")
+PEERS = ("cudnn", "fa2", "fa3", "fa4")
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,17 @@ def dense_case(shape: Shape, causal: bool, peers: Sequence[str] = PEERS, **force
     q, k, v = tensors(shape)
     calls = {OURS: ours(q, k, v, causal=causal, **forced)}
     for peer in peers:
-        calls[peer] = flash4(q, k, v, causal=causal) if peer == "fa4" else sdpa(q, k, v, peer, causal)
+        calls[peer] = _peer(peer, q, k, v, causal)
     pairs = causal_pairs(shape.length) if causal else float(shape.length) ** 2
     masking = Masking(right=0 if causal else None)
     name = f"{shape} {shape.dtype}" + " causal" * causal
     return Case(name, shape.flops(pairs), calls, verify=verifier(calls[OURS], q, k, v, masking))
+
+
+def _peer(name: str, q: Any, k: Any, v: Any, causal: bool) -> Call:
+    if name == "fa4":
+        return flash4(q, k, v, causal=causal)
+    return flash3.dense(q, k, v, causal) if name == "fa3" else sdpa(q, k, v, name, causal)
 
 
 PACKED_NAME = "packed 8 of 500–8192, H 32/8, D 128, causal"
@@ -130,7 +137,9 @@ def packed_case() -> Case:
             part = (q[None, rows, :4], k[None, rows, :1], v[None, rows, :1])
             compare(out[None, rows, :4], part, Masking(right=0))
 
-    return Case(PACKED_NAME, PACKED_FLOPS, {OURS: ours_packed, "fa4": fa4_packed}, verify=verify)
+    fa3 = flash3.packed(q, k, v, starts, longest, causal=True)
+    calls = {OURS: ours_packed, "fa3": fa3, "fa4": fa4_packed}
+    return Case(PACKED_NAME, PACKED_FLOPS, calls, verify=verify)
 
 
 def forward_cases() -> Iterator[Case]:
@@ -224,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.4, help="time each case for at least so long (%(default)s)"
     )
+    parser.add_argument("--fa3", type=Path, help=flash3.HELP)
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     if args.rounds < 1:
@@ -232,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
+    flash3.load(args.fa3)
     return 1 if run(args.suite or SUITES, Options(args.rounds, args.seconds, args.results)) else 0
 
 

@@ -3,8 +3,9 @@
     python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite grouped] [--suite linear]
                              [--suite attention] [--suite error] [--suite gemm_error] [--suite host]
 
-In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
-attention, ours and cuDNN's. Making the fp8 tensors is not in it: that is in "quantize".
+In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are
+FlashAttention-3's on the same tensors, and 16-bit attention, ours and cuDNN's. Making the fp8 tensors is not
+in it: that is in "quantize".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fp8_gemm, fp8_grouped, harness, machine
+from benchmarks import flash3, fp8_gemm, fp8_grouped, harness, machine
 from benchmarks.attention import PACKED_FLOPS, PACKED_LENGTHS, PACKED_NAME, packed_inputs
 from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, ours, sdpa, tensors
 from benchmarks.harness import OURS, Case
@@ -155,6 +156,7 @@ def attention_cases(shapes: Sequence[Shape] = SHAPES) -> Iterator[Case]:
         q, k, v = tensors(shape)
         values, descales = quantised(q, k, v)
         values = [x.contiguous() for x in values]
+        q8, k8, v8 = values
         by_block, of_blocks = quantised(q, k, v, scaling="block")
         by_block = [x.contiguous() for x in by_block]
         for causal in (False, True):
@@ -168,6 +170,7 @@ def attention_cases(shapes: Sequence[Shape] = SHAPES) -> Iterator[Case]:
             calls: dict[str, Call] = {
                 OURS: call,
                 "ours_blocks": blocks,
+                "fa3": flash3.dense(q8, k8, v8, causal, list(descales.values())),
                 "ours_bf16": ours(q, k, v, causal=causal),
                 "cudnn_bf16": sdpa(q, k, v, "cudnn", causal),
             }
@@ -307,12 +310,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of `python -m benchmarks.fp8`; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fp8", description="fp8 against its peers.")
     parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: all")
+    parser.add_argument("--fa3", type=Path, help=flash3.HELP)
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     import torch
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
+    flash3.load(args.fa3)
     for suite in args.suite or SUITES:
         print(f"-- {suite}", flush=True)
         start = time.perf_counter()

@@ -25,7 +25,7 @@ def on_cpu(monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_dense_case_checks_itself(on_cpu, causal):
     case = attention.dense_case(Shape(1, 2, 130, 64), causal)
-    assert sorted(case.calls) == ["cudnn", "fa2", "fa4", OURS]
+    assert sorted(case.calls) == ["cudnn", "fa2", "fa3", "fa4", OURS]
     assert case.flops == 4 * 2 * 64 * 130 * 130 / (2 if causal else 1)
     case.verify()
 
