@@ -174,8 +174,10 @@ PAIR_COST = 11.6
 MANY_ROUNDS, MANY_SHORT_KEYS = 16, (256, 512)
 """Rounds of pairs from which on, above and up to so many keys, one CTA of 128 rows without turns is faster
 than two of 64 under a causal mask: K and V are read from L2 half as often. As measured on an H200."""
-FP8_TALL_COST = 16.5
-"""The same for 192 rows of fp8 operands of head dimensions above 96, whose blocks of keys are small then."""
+FP8_TALL_COST, FP8_TALL_LONG_COST = 16.5, 14.8
+"""The same for 192 rows of fp8 operands of head dimensions above 96, whose blocks of keys are small then; the
+second one from LATER_KEYS_FROM keys and FP8_TALL_TILES such tiles an SM on, as measured there."""
+FP8_TALL_TILES = 5
 FEW_KEYS = 512
 """Up to so many, fp8 attention keeps maxima: the first blocks of watched sums take longer."""
 TURNED_VALUES = 1024 * 128
@@ -263,8 +265,11 @@ def sm90_fp8_config(
     heights = [192, 128, 64] if tall else [128, 64]
 
     def cost(rows: int) -> float:
-        one = FP8_TALL_COST if rows == 192 and widest > 96 else TILE_COST[rows]
-        return -(-extent.tiles(rows) // extent.sms) * one * _visited(variant, extent, rows)
+        one, rounds = TILE_COST[rows], -(-extent.tiles(rows) // extent.sms)
+        if rows == 192 and widest > 96:
+            many = extent.keys >= LATER_KEYS_FROM and extent.tiles(rows) >= FP8_TALL_TILES * extent.sms
+            one = FP8_TALL_LONG_COST if many else FP8_TALL_COST
+        return rounds * one * _visited(variant, extent, rows)
 
     tile_m = min(heights, key=cost)  # the first of equals: the tallest
     # As measured on an H200 from 4096 keys on.

@@ -58,12 +58,13 @@ def test_where_later_heads_are_transposed_beside_the_products():
     found = {}
     for name, dim, variant, rows, keys, heads in (
         ("long", 128, dense, 4096, 4096, 64), ("short", 128, dense, 1024, 1024, 256),
+        ("many", 128, AttentionVariant(right=True), 2048, 2048, 64),
         ("few", 128, dense, 4096, 4096, 16), ("window", 128, windowed, 4096, 4096, 64),
         ("narrow", 64, dense, 4096, 4096, 64),
     ):  # fmt: skip
         extent = Extent(rows, keys, heads, sms=132)
         found[name] = turning_v(sm90_fp8_config(dim, dim, variant, extent), variant, extent).later_v
-    assert found == {"long": 2, "short": 0, "few": 0, "window": 0, "narrow": 2}
+    assert found == {"long": 2, "short": 0, "many": 2, "few": 0, "window": 0, "narrow": 2}
 
 
 @pytest.mark.parametrize(
