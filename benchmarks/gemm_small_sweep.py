@@ -19,10 +19,14 @@ _kernels: list[Kernel] = []  # worker processes are forks, which have it
 
 
 def _ways(config: Sm90GemmConfig, splits: tuple[int, ...]) -> Iterator[Sm90GemmConfig]:
-    """A tile whole, cut into even shares, and split along K; with the larger operand fetched early."""
+    """A tile whole, cut into even shares, shared by clusters, and split along K; with the larger operand
+    fetched early, and beside the kernel before."""
     early = replace(config, l2_prefetch=True)
     yield early
+    yield replace(early, overlap=True)
     yield replace(early, stream_k=True)
+    yield replace(early, cluster_k=2)
+    yield replace(early, cluster_k=2, overlap=True)
     yield from (replace(early, split_k=split) for split in splits)
 
 
@@ -47,6 +51,10 @@ def configurations(problem: Problem) -> Iterator[Sm90GemmConfig]:
         yield small  # what L2's early start is worth
         yield replace(small, stream_k=True)
         return
+    halves = replace(small, tile_n=_columns(-(-m // 2)), cluster_n=2, l2_prefetch=True)
+    if m > 64:
+        yield from (replace(halves, tile_m=rows) for rows in (64, 128, 192))
+    yield replace(small, tile_m=128, cluster_k=4, l2_prefetch=True)
     yield replace(small, tile_m=128, cluster_m=2, l2_prefetch=True)
     yield replace(small, tile_m=64 if columns <= 128 else 128, cluster_m=2, stream_k=True, l2_prefetch=True)
     if columns > 64:

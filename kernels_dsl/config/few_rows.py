@@ -13,7 +13,9 @@ from lowering.records import changed, frozen
 
 LEAST_K = 1024
 LEAST_TILES = 32
-"""Of 64 rows of the matrix; between it and `ENOUGH_TILES`, too few for all SMs, other rules hold."""
+"""Of 64 rows of the matrix."""
+A_THIRD = 44
+"""Tiles that leave two of three SMs without work. Between it and `ENOUGH_TILES` little was measured."""
 ENOUGH_TILES = 64
 THIN, FEW, ONE_TILE, MANY, MOST = 16, 64, 128, 208, 256
 """Numbers of rows of A up to which a rule holds."""
@@ -80,7 +82,7 @@ def _thin(matrix: _Matrix) -> Sm90GemmConfig | None:
     """Of at most 16 rows."""
     tile = Sm90GemmConfig(64, 16, l2_prefetch=True)
     if matrix.tiles < ENOUGH_TILES:
-        return None if matrix.fp8 else changed(tile, split_k=2)
+        return None if matrix.fp8 or matrix.tiles > A_THIRD else changed(tile, split_k=2)
     read = matrix.tiles * 64 * matrix.k * matrix.element_bytes
     if matrix.tiles > OVERLAPPED_TILES or (matrix.fp8 and read > OVERLAPPED_FP8_BYTES):
         return None
@@ -91,15 +93,17 @@ def _few(whole: Sm90GemmConfig, matrix: _Matrix) -> Sm90GemmConfig | None:
     """Of 17 to 64 rows."""
     if matrix.tiles >= ENOUGH_TILES:
         return whole
+    if matrix.tiles > A_THIRD:
+        return None
     if matrix.fp8:
         return whole if whole.tile_n <= 48 else None
     return changed(whole, split_k=2)
 
 
-def _one_tile(whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: _Matrix) -> Sm90GemmConfig:
+def _one_tile(whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: _Matrix) -> Sm90GemmConfig | None:
     """Of 65 to 128 rows."""
     if matrix.tiles < ENOUGH_TILES:
-        return halves
+        return halves if matrix.tiles <= A_THIRD else None
     if matrix.waves(3) == 1 and matrix.waves(2) > 1:
         return changed(whole, tile_m=192)
     return changed(whole, tile_m=128) if matrix.waves(3) > 1 else whole
@@ -122,8 +126,8 @@ def _many(whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: _Matrix, rows: 
             return changed(halves, tile_m=64 * height)
     if most:
         return changed(halves, tile_m=192) if fp8 and matrix.waves(3) == 1 else None
-    if matrix.waves(2) == 1 and (few or not fp8):
-        return changed(whole, tile_m=128)
+    if matrix.waves(2) == 1:
+        return changed(whole, tile_m=128) if few else None
     if matrix.waves(3) == 1:
         return changed(whole if few else halves, tile_m=192)
     if fp8:

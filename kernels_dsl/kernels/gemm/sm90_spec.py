@@ -26,8 +26,8 @@ PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 EARLY_REGISTERS = {False: 32, True: 16}
 """Registers for operands that are loaded before the main loop, by promotion of sums; more spills."""
 
-OVERLAP_BYTES = 192 << 10
-"""Of an operand that L2 fetches for each CTA while the kernel before ends: HBM's of some 6 µs."""
+OVERLAP_BYTES = 96 << 10
+"""Of an operand that L2 fetches for each CTA while the kernel before ends: HBM's of some 3 µs."""
 
 EARLY = {False: (Along.ROWS, Along.COLUMNS), True: tuple(Along)}
 """Kinds of those operands. Single numbers lie in the L1 cache after the first time; from registers they would

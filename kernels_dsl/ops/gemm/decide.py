@@ -79,7 +79,6 @@ def _problem(
     layouts: tuple[MatrixLayout, MatrixLayout, MatrixLayout],
     copies: tuple[str | None, str | None],
     swap: bool,
-    family: str,
 ) -> GemmProblem:
     """The problem in the kernel's orientation, after the copies."""
     a, b, d = layouts
@@ -90,17 +89,14 @@ def _problem(
     m, n, d_align = call.m, call.n, d.align
     if call.groups is not None:
         m = -(-m // call.groups)
-    thin = (
-        swap and d.contiguous == "row" and FAMILIES[family].uses_tma
-    )  # stored contiguous along the kernel's M
-    if swap != (d.contiguous == "column") and not thin:
+    if swap != (d.contiguous == "column"):
         d_align = call.d_dtype.itemsize  # not contiguous along the kernel's N
     if swap:
         m, n = n, m
         a_k_major, b_k_major, a_align, b_align = b_k_major, a_k_major, b_align, a_align
     # A TMA store cuts rows at 16 bytes: where a row of D ends between, as in a slice of a wider tensor, it
     # would overwrite what lies beside it.
-    row_bytes = (call.d_shape[-1] if call.gated else m if thin else n) * call.d_dtype.itemsize
+    row_bytes = call.d_shape[-1] * call.d_dtype.itemsize if call.gated else n * call.d_dtype.itemsize
     d_align = min(d_align, row_bytes & -row_bytes) if row_bytes else d_align
     promotion = call.promotion.swapped() if swap and call.promotion is not None else call.promotion
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
@@ -205,7 +201,7 @@ def decide(
         if call.groups is not None and layouts[0].contiguous != "row":
             copies = ("row", copies[1])  # a group may start at any row
         swap = transposed(call, layouts[2], name)
-        options[name] = (copies, _problem(call, layouts, copies, swap, name))
+        options[name] = (copies, _problem(call, layouts, copies, swap))
     name = next(iter(options))
     if len(options) == 2 and any(options["sm90"][0]) and not any(options["sm80"][0]):
         copies, problem = options["sm90"]
