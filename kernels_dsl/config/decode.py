@@ -51,8 +51,8 @@ MOST_MERGED = 64
 """Rows of partial results, of all splits, that the CTA of a tile's last split merges, at most."""
 LEAST_MERGED_DIM = 64
 """Head dimension from which a thread's registers hold the sums of all groups."""
-MOST_SHARED_ROWS = 1024
-"""Rows of a result, at most, of which the second kernel has a CTA each; of more the GPU would run out."""
+LEAST_WHOLE_ROWS = 2048
+"""Rows of a result from which the second kernel has no CTA for each: the GPU would run out of them."""
 ARRIVALS = 4
 """Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4

@@ -19,10 +19,10 @@ from kernels_dsl.config.decode import (
     ARRIVALS,
     FIXED_SPLIT,
     LEAST_MERGED_DIM,
+    LEAST_WHOLE_ROWS,
     MAX_FIXED_SPLITS,
     MAX_KEYS,
     MOST_MERGED,
-    MOST_SHARED_ROWS,
     DecodeConfig,
     decode_config,
     extra_part_rows,
@@ -148,7 +148,7 @@ class DecodeCall:
         """True where the kernel that merges should have a thread for each vector of a row."""
         rows = self.batch * self.q_len * self.heads
         simple = not (self.packed or self.fixed or config.merges)
-        return simple and config.dim >= LEAST_MERGED_DIM and rows > MOST_SHARED_ROWS
+        return simple and config.dim >= LEAST_MERGED_DIM and rows >= LEAST_WHOLE_ROWS
 
     @property
     def parts_each(self) -> int:

@@ -106,5 +106,5 @@ def test_what_merges():
         assert decoded.merges(config, 132 * config.ctas_per_sm) == wanted
         assert not replace(decoded, fixed=True).merges(config, 1 << 20)
         assert not decoded.whole_rows(config)
-        many = replace(decoded, batch=1025 // (queries * heads) + 1)
+        many = replace(decoded, batch=2047 // (queries * heads) + 1)
         assert many.whole_rows(config) and not replace(many, packed=True).whole_rows(config)
