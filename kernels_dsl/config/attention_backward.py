@@ -57,6 +57,7 @@ class Sm90BackwardConfig:
     tile_k: int = 128
     ctas: int = 1
     sums_buffers: int = 1
+    stores_first: bool = True
 
     family = "sm90"
 
@@ -64,6 +65,16 @@ class Sm90BackwardConfig:
     def cta_keys(self) -> int:
         """Keys of one CTA."""
         return self.tile_k // self.ctas
+
+    @property
+    def clears_sums(self) -> bool:
+        """Says whether sums of dQ must be 0 before; else the first share of a query tile is stored."""
+        return not (self.stores_first and self.sums_buffers)
+
+    @property
+    def takes_tiles(self) -> bool:
+        """Says whether a CTA takes tile after tile; with a warpgroup for each product it has one."""
+        return self.cta_keys > 64
 
     @property
     def row_tile(self) -> int:
@@ -161,6 +172,8 @@ class Sm80BackwardConfig:
     family = "sm80"
     row_tile = 64
     """Query rows whose sums lie together in memory."""
+    clears_sums = True
+    """Sums of dQ must be 0 before."""
 
     @property
     def copies_ahead(self) -> bool:

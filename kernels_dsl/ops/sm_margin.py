@@ -21,9 +21,9 @@ def sm_margin(sms: int) -> Iterator[None]:
     """Calls in this block leave `sms` SMs of the GPU to other kernels, such as a collective's.
 
     It holds for kernels whose CTAs stay for many tiles: on Hopper products (dense, grouped, block-sparse and
-    sampled ones), the forward pass of attention and decoding. They launch that many CTAs fewer, and
-    configurations are chosen for what is left. Kernels with a CTA for each tile, those of sm_80 to sm_89 and
-    of attention's backward pass, take every SM all the same, and free them tile by tile.
+    sampled ones), attention and decoding. They launch that many CTAs fewer, and configurations are chosen for
+    what is left. Kernels with a CTA for each tile, those of sm_80 to sm_89 and some of attention's backward
+    pass, take every SM all the same, and free them tile by tile.
 
     It holds for all threads, so for autograd's too; they follow the block that was entered last. Results may
     differ in the last bits between margins, as sums are cut for another number of SMs. TypeError or

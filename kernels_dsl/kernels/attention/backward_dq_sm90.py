@@ -36,7 +36,7 @@ from .backward_dq_sm90_consumer import Mmas, RowNumbers, Shared, consume
 from .backward_dq_sm90_producer import SharedTiles, produce
 from .backward_dq_sm90_spec import DqSpec, make_spec
 from .backward_sm90 import make_output
-from .backward_sm90_consumer import Output
+from .backward_sm90_outputs import Output
 from .backward_sm90_producer import Loads, Rings
 from .backward_work import row_tiles
 

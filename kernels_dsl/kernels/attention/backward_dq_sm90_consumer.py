@@ -37,7 +37,8 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
 from .backward_dq_sm90_producer import SharedTiles
 from .backward_dq_sm90_spec import DqSpec
-from .backward_sm90_consumer import Output, turned
+from .backward_sm90_consumer import turned
+from .backward_sm90_outputs import Output
 from .backward_sm90_producer import Rings
 from .backward_work import RowTiles
 from .forward_sm90_consumer import Site, blocks_to_mask, first_is_masked, store_output

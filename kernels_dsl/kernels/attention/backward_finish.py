@@ -10,12 +10,21 @@ from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.vectors import PAIRS, eight_columns, vector_at
 
-from .backward_work import SHARE_THREADS, VECTOR, RowTiles, first_element, query_grid, vector_pointer
+from .backward_work import (
+    SHARE_THREADS,
+    TURN_WORDS,
+    VECTOR,
+    RowTiles,
+    first_element,
+    query_grid,
+    vector_pointer,
+)
 
 
 @cute.jit
 def finish_dq(
     dq_sums: cute.Tensor,  # float32, see `SumsOfTile`
+    turns: cute.Tensor | None,  # None where sums were cleared before
     dq: cute.Tensor,
     scale: Float32,
     cu_q: cute.Tensor | None,
@@ -28,7 +37,7 @@ def finish_dq(
     """Launches the kernel. dq: 16 bits an element, rows on 16 bytes, contiguous head dimension."""
     mdQ = rows_first(dq, LAYOUTS[layout])
     grid = query_grid(mdQ, cu_q, max_q, tile[0])
-    kernel = finish_kernel(dq_sums, mdQ, scale, grid.extent, grid.tiles, tile, order)
+    kernel = finish_kernel(dq_sums, turns, mdQ, scale, grid.extent, grid.tiles, tile, order)
     threads = tile[0] * tile[1] // order.size * SHARE_THREADS
     kernel.launch(grid=grid.shape, block=(threads, 1, 1), stream=stream, preferred_smem_carveout=0)
 
@@ -37,6 +46,7 @@ def finish_dq(
 @cute.kernel
 def finish_kernel(
     sums: cute.Tensor,
+    turns: cute.Tensor | None,
     mdQ: cute.Tensor,  # (rows, D, heads, B)
     scale: Float32,
     extent: SeqExtent,
@@ -60,6 +70,8 @@ def finish_kernel(
         shares = tile[0] * tile[1] // order.size
         start = vector_pointer(order, sums, number * shares + share, thread)
         found = cute.make_rmem_tensor(VECTOR * order.vectors, Float32)
+        if cutlass.const_expr(turns is not None):
+            visits = turns[number * 2 * TURN_WORDS]
         # All loads come before the first store, which they could not pass.
         for i in cutlass.range_constexpr(0, VECTOR * order.vectors, order.vector):
             vector = (start + i * SHARE_THREADS).align(4 * order.vector)
@@ -67,6 +79,9 @@ def finish_kernel(
             cute.autovec_copy(
                 cute.make_tensor(vector, side_by_side), cute.make_tensor(found.iterator + i, side_by_side)
             )
+        if cutlass.const_expr(turns is not None):
+            if visits == 0:  # nobody has stored anything
+                found.fill(0.0)
         kept = target.element_type
         for first in cutlass.range_constexpr(0, order.vectors, PAIRS):
             at_column = column + 8 * (first + thread % PAIRS)

@@ -17,7 +17,7 @@ from kernels_dsl.blocks.attention.softmax import LOG2_E
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import choose, entry_name
 
-from .backward_work import VECTOR, RowTiles, Sums, query_grid
+from .backward_work import TURN_WORDS, VECTOR, RowTiles, Sums, query_grid
 
 THREADS = 128
 LANES = 8
@@ -90,8 +90,8 @@ def prepare_kernel(rows: Rows, sums: Sums, extent: SeqExtent, tiles: RowTiles, t
         if cutlass.const_expr(sums.dq is not None):
             clear_sums(sums.dq, number, tile, thread)
         if cutlass.const_expr(sums.turns is not None):
-            if thread < 2:
-                sums.turns[number * 2 + thread] = Int32(0)
+            if thread < 2 * TURN_WORDS:
+                sums.turns[number * 2 * TURN_WORDS + thread] = Int32(0)
 
 
 def row_value(values: cute.Tensor, varlen: bool, batch: Int32, head: Int32, row: Int32) -> Float32:

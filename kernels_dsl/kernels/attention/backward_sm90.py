@@ -1,10 +1,12 @@
 """Attention backward for Hopper: TMA, WGMMA, warp-specialised. dQ, dK and dV from dO and the log-sum-exp.
 
-A CTA keeps a tile of 128 keys and walks the query blocks that see them, of all query heads that share the
-keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah et al., 'FlashAttention-3', 2024.)
+A CTA takes tiles of 128 keys as it becomes free. It keeps one and walks the query blocks that see it, of all
+query heads that share the keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah et al., 'FlashAttention-3',
+2024.)
 
-Roles. A producer warp issues the TMA loads: K and V once, then Q with its log-sum-exp and dO with its row
-sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in registers.
+Roles. A producer warp issues the TMA loads: K and V of a tile once, then Q with its log-sum-exp and dO with
+its row sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in
+registers.
 
 A step of a consumer, for one query block i; products are WGMMA:
 
@@ -12,13 +14,15 @@ A step of a consumer, for one query block i; products are WGMMA:
     registers              | P = exp2(S - lse) | dS = P (dP - row sum), to memory |    | dQ to memory
 
 dS^T goes to shared memory: each warpgroup computes half of dQ over the keys of both, a step later. So neither
-waits for the other's dS, and they stay half a step apart, as they start: one has the tensor cores while the
-other computes exponentials. The halves are added to float32 sums in global memory, which `backward_finish`
-scales, converts and stores. In the deterministic variant a query tile's shares are added in the order of
-their key tiles.
+waits for the other's dS, and they stay half a step apart, as they start each tile: one has the tensor cores
+while the other computes exponentials. dQ of a tile's last block comes in the first step of the next tile, for
+which K has two stages. The halves are added to float32 sums in global memory, or stored where they are the
+first; `backward_finish` scales, converts and stores them. In the deterministic variant a query tile's shares
+are added in the order of their key tiles.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -28,25 +32,26 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.query_blocks import KeyTile, decode_key_tile
-from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
-from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring, producer_state, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.schedule.item_queue import QUEUE_WORDS, ItemQueue, make_item_queue
 
-from .backward_sm90_consumer import Mmas, Output, Outputs, Shared, consume
+from .backward_sm90_consumer import Mmas, Shared, consume
 from .backward_sm90_handoff import make_handoff
+from .backward_sm90_outputs import Output, Outputs
 from .backward_sm90_pair import send_d_scores
-from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
+from .backward_sm90_producer import Loads, Rings, SharedTiles, States, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
-from .backward_sm90_spec import CONSUMERS, HEADS_AT_ONCE, BackwardSpec, make_spec
-from .backward_sm90_sums import add_sums
+from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
+from .backward_sm90_sums import add_sums, add_sums_of_tiles, let_give_first
+from .backward_sm90_tiles import exists, hand_out_tiles, job_of, tile_of
 from .backward_sm90_visits import site_of
-from .backward_work import BackwardWork, Sums, describe_backward, key_job
+from .backward_work import BackwardWork, Sums, describe_backward
 
 
 class SmemLayouts(NamedTuple):
@@ -82,6 +87,8 @@ def attention_backward_sm90(
     aux: tuple[cute.Tensor, ...] | None,
     lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
     d_mask: cute.Tensor | None,
+    counter: cute.Tensor | None,  # int32 (1,), 0; None where each CTA has one tile
+    max_ctas: Int32,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -105,9 +112,11 @@ def attention_backward_sm90(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
         Sums(lse, row_sums, dq_sums, turns), lists=lists, d_mask=d_mask,
     )  # fmt: skip
+    work = work._replace(counter=counter)
+    ctas = work.tiles.size * spec.ctas if counter is None else cutlass.min(max_ctas, work.tiles.size)
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
     kernel.launch(
-        grid=(work.tiles.size * spec.ctas, 1, 1),
+        grid=(ctas, 1, 1),
         block=(spec.threads, 1, 1),
         cluster=(*spec.cluster, 1) if spec.ctas > 1 else None,
         min_blocks_per_mp=1,
@@ -139,7 +148,7 @@ def make_layouts(spec: BackwardSpec) -> SmemLayouts:
     """Layouts of the tiles in shared memory, as TMA writes and WGMMA reads them."""
     major = OperandMajorMode
     return SmemLayouts(
-        k=staged_smem_layout(spec.dtype, (spec.cta_keys, spec.dim), spec.ctas, major.K),
+        k=staged_smem_layout(spec.dtype, (spec.cta_keys, spec.dim), spec.ctas * spec.k_stages, major.K),
         v=staged_smem_layout(spec.dtype, (spec.cta_keys, spec.dim_v), 1, major.K),
         q=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim), spec.stages, major.K),
         do=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim_v), spec.stages, major.K),
@@ -169,72 +178,100 @@ def backward_kernel(
     q_bytes = spec.bytes_of(spec.tile_q, spec.dim) + spec.stats_bytes
     do_bytes = spec.bytes_of(spec.tile_q, spec.dim_v) + spec.stats_bytes
     rings = Rings(
-        k=make_tma_ring(barriers, 1, k_bytes, warps, (1, 1), alone=spec.ctas > 1),
-        v=make_tma_ring(barriers + 2, 1, v_bytes, warps, (1, 1), alone=spec.ctas > 1),
-        q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, spec.cluster),
-        do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, spec.cluster),
+        v=make_tma_ring(barriers, 1, v_bytes, warps, (1, 1), alone=spec.ctas > 1),
+        q=make_tma_ring(barriers + 2, spec.stages, q_bytes, warps, spec.cluster),
+        do=make_tma_ring(barriers + 2 + 2 * spec.stages, spec.stages, do_bytes, warps, spec.cluster),
+        k=make_tma_ring(
+            barriers + 2 + 4 * spec.stages, spec.k_stages, k_bytes, warps, (1, 1), alone=spec.ctas > 1
+        ),
     )
-    handoff_barriers = barriers + 4 + 4 * spec.stages
-    handoffs: Any = None
+    handoff_barriers = barriers + 2 + 4 * spec.stages + 2 * spec.k_stages
     if cutlass.const_expr(spec.roles):
         handoffs = make_handoffs(spec, handoff_barriers)
+        sync_after_init(spec.cluster)
+        job = job_of(spec, work, tile_of(spec, work, Int32(cute.arch.block_idx()[0]) // spec.ctas))
+        site = site_of(spec, work, job, cute.arch.make_warp_uniform(warp // 4), 0)
+        run_roles(spec, Role(rings, handoffs, mmas, tiles, site), loads, outputs)
     else:
-        handoffs = make_handoff(handoff_barriers, spec.stages, warps)
-    sync_after_init(spec.cluster)
-    index = Int32(cute.arch.block_idx()[0]) // spec.ctas
-    at = decode_key_tile(index, work.tiles, spec.from_last, HEADS_AT_ONCE)
-    seq = seq_info(work.extent, at.batch)
-    job = key_job(spec, work, at, seq)
+        exchange = make_handoff(handoff_barriers, spec.stages, warps)
+        queue = make_item_queue(handoff_barriers + spec.handoff_words, warps + spec.adders, 1)
+        sync_after_init(spec.cluster)
+        run_tiles(spec, Shared(rings, exchange, mmas, tiles), loads, outputs, work, queue)
+
+
+@cute.jit
+def run_tiles(
+    spec: cutlass.Constexpr,
+    shared: Shared,
+    loads: Loads,
+    outputs: Outputs,
+    work: BackwardWork,
+    queue: ItemQueue,
+):
+    """A CTA whose two consumer warpgroups have 64 keys each: tile after tile."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = cute.arch.make_warp_uniform(warp // 4)
+    rings, tiles = shared.rings, shared.tiles
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers.producer)
-        if warp == spec.consumers * 4 and exists(spec, at, seq):
-            produce(spec, rings, loads, tiles, work, job)
+        if warp == spec.consumers * 4:
+            states = States(producer_state(spec.stages), producer_state(spec.k_stages), producer_state(1))
+            hand_out_tiles(spec, work, queue, states, partial(produce, spec, rings, loads, tiles, work))
         if cutlass.const_expr(spec.adders):
             adder = warp - (spec.consumers * 4 + 1)
-            if adder >= 0 and adder < spec.adders and exists(spec, at, seq):
-                site = site_of(spec, work, job, adder, 0)
-                add_sums(spec, tiles.sums, site)
-        if cutlass.const_expr(spec.ctas > 1):
-            if warp == spec.consumers * 4 + 3 and exists(spec, at, seq):
-                site = site_of(spec, work, job, group, 0)
-                send_d_scores(spec, handoffs.ds, handoffs.incoming, tiles.ds, site)
-    elif cutlass.const_expr(spec.roles):
-        role = Role(rings, handoffs, mmas, tiles, site_of(spec, work, job, group, 0))
-        if group == 0:
-            cute.arch.setmaxregister_increase(spec.registers.consumer)
-            if exists(spec, at, seq):
-                compute_probabilities(spec, role, outputs.dv)
-        elif group == 1:
-            cute.arch.setmaxregister_increase(spec.registers.consumer)
-            if exists(spec, at, seq):
-                compute_slopes(spec, role, outputs.dk)
-        elif cutlass.const_expr(spec.gives_q):
-            cute.arch.setmaxregister_decrease(spec.registers.dq)
-            if exists(spec, at, seq):
-                compute_dq(spec, role)
+            if adder >= 0 and adder < spec.adders:
+                add_sums_of_tiles(spec, tiles.sums, work, queue, adder)
     else:
         cute.arch.setmaxregister_increase(spec.registers.consumer)
-        if exists(spec, at, seq):
-            consume(spec, Shared(rings, handoffs, mmas, tiles), outputs, work, job, group)
+        consume(spec, shared, outputs, work, queue, group)
+
+
+@cute.jit
+def run_roles(spec: cutlass.Constexpr, role: Role, loads: Loads, outputs: Outputs):
+    """A CTA whose consumer warpgroups have the same 64 keys, and a role each: one tile."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rings, handoffs, tiles, site = role.rings, role.handoffs, role.tiles, role.site
+    work, job, group = site.work, site.job, site.group
+    if group == spec.consumers:
+        cute.arch.setmaxregister_decrease(spec.registers.producer)
+        if warp == spec.consumers * 4 and exists(spec, job):
+            states = States(producer_state(spec.stages), producer_state(spec.k_stages), producer_state(1))
+            produce(spec, rings, loads, tiles, work, states, job)
+        if cutlass.const_expr(spec.adders):
+            adder = warp - (spec.consumers * 4 + 1)
+            if adder >= 0 and adder < spec.adders and exists(spec, job):
+                let_give_first(spec, adder)
+                add_sums(spec, tiles.sums, site._replace(group=adder), Int32(0))
+        if cutlass.const_expr(spec.ctas > 1):
+            if warp == spec.consumers * 4 + 3 and exists(spec, job):
+                send_d_scores(spec, handoffs.ds, handoffs.incoming, tiles.ds, site)
+    elif group == 0:
+        cute.arch.setmaxregister_increase(spec.registers.consumer)
+        if exists(spec, job):
+            compute_probabilities(spec, role, outputs.dv)
+    elif group == 1:
+        cute.arch.setmaxregister_increase(spec.registers.consumer)
+        if exists(spec, job):
+            compute_slopes(spec, role, outputs.dk)
+    elif cutlass.const_expr(spec.gives_q):
+        cute.arch.setmaxregister_decrease(spec.registers.dq)
+        if exists(spec, job):
+            compute_dq(spec, role)
     if cutlass.const_expr(spec.ctas > 1):  # until then the other CTA may write and signal here
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
 
 
-def exists(spec: BackwardSpec, at: KeyTile, seq: SeqInfo) -> cutlass.Boolean:
-    """Says whether a key tile holds keys of its sequence: the grid is made for the longest one."""
-    return at.n * spec.tile_k < seq.k_len if spec.varlen else cutlass.Boolean(True)
-
-
 def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointer, SharedTiles]:
     """mbarriers and tiles."""
-    words = 2 * (2 + 2 * spec.stages) + spec.handoff_words
+    words = (
+        2 * (1 + spec.k_stages + 2 * spec.stages) + spec.handoff_words + (0 if spec.roles else QUEUE_WORDS)
+    )
     stats = spec.tile_q * spec.stages
 
     @cute.struct
     class SharedStorage:
-        barriers: cute.struct.MemRange[cutlass.Int64, words]
+        barriers: cute.struct.Align[cute.struct.MemRange[cutlass.Int64, words], 16]
         lse: cute.struct.Align[cute.struct.MemRange[Float32, stats], 128]
         row_sums: cute.struct.Align[cute.struct.MemRange[Float32, stats], 128]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.k)], 1024]

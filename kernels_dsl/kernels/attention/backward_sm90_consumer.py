@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, pipeline
+from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
@@ -31,12 +31,15 @@ from kernels_dsl.blocks.hw.barriers import (
 )
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
+from kernels_dsl.blocks.schedule import item_queue
 
-from .backward_sm90_handoff import await_empty, before, give, give_back
+from .backward_sm90_handoff import await_empty, before, give, give_back, in_exchange, other
+from .backward_sm90_outputs import Output, Outputs, image_of, store_rows
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_sums import await_turn, give_sums
-from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, site_of
+from .backward_sm90_tiles import for_each_tile
+from .backward_sm90_visits import Site, Visit, for_each_block, is_last, site_of
 from .backward_work import (
     BackwardWork,
     KeyJob,
@@ -57,14 +60,6 @@ class Mmas(NamedTuple):
     """(queries, D), or half of the columns"""
     stored: cute.TiledMma
     """A subtile of dK or dV on its way out."""
-
-
-class Output(NamedTuple):
-    """dK or dV: TMA store or None, its coordinates, and the tensor (rows, D, (heads, B))."""
-
-    atom: cute.CopyAtom | None
-    coordinates: cute.Tensor
-    tensor: cute.Tensor
 
 
 class Fragments(NamedTuple):
@@ -94,15 +89,8 @@ class Fragments(NamedTuple):
     """float32 accumulators of this warpgroup's share, see `BackwardSpec.dq_share`."""
 
 
-class Outputs(NamedTuple):
-    """Destinations of a work tile's results."""
-
-    dk: Output
-    dv: Output
-
-
 class Shared(NamedTuple):
-    """Rings and tiles of both consumer warpgroups. `exchange`: the ring of dS, in step with that of Q."""
+    """Rings and tiles of both consumer warpgroups. `exchange`: the ring of dS, see `in_exchange`."""
 
     rings: Rings
     exchange: pipeline.PipelineAsync
@@ -110,38 +98,73 @@ class Shared(NamedTuple):
     tiles: SharedTiles
 
 
+class States(NamedTuple):
+    """Positions in the rings of Q and dO, of K and of V."""
+
+    rows: pipeline.PipelineState
+    k: pipeline.PipelineState
+    v: pipeline.PipelineState
+    dq_keys: Int32
+    """Stage of K for the next dQ, of the block before: of this tile's keys or of the last one's."""
+
+
 @cute.jit
 def consume(
-    spec: cutlass.Constexpr, shared: Shared, outputs: Outputs, work: BackwardWork, job: KeyJob, group: Int32
+    spec: cutlass.Constexpr,
+    shared: Shared,
+    outputs: Outputs,
+    work: BackwardWork,
+    queue: item_queue.ItemQueue,
+    group: Int32,
 ):
-    """Consumer warpgroup number `group`: 64 keys of one work tile against its query blocks."""
+    """Consumer warpgroup number `group`: 64 keys of each tile of this CTA."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    parts = make_fragments(spec, shared.mmas, shared.tiles, group, thread)
+    states = States(consumer_state(spec.stages), consumer_state(2), consumer_state(1), Int32(0))
+    if cutlass.const_expr(spec.gives_q):
+        give_zeros(spec, shared, group, thread)
+    run = partial(compute_tile, spec, shared, parts, outputs, work, group)
+    states = for_each_tile(spec, work, queue, states, run)
+    if cutlass.const_expr(spec.gives_q):
+        give_last_dq(shared, parts, states, group, thread)
+        await_turn(group)  # the last share is read: the other warp says so after each
+
+
+@cute.jit
+def compute_tile(
+    spec: cutlass.Constexpr,
+    shared: Shared,
+    parts: Fragments,
+    outputs: Outputs,
+    work: BackwardWork,
+    group: Int32,
+    states: States,
+    job: KeyJob,
+) -> States:
+    """64 keys of one tile against its query blocks, but dQ of the last one. Returns the next positions."""
     site = site_of(spec, work, job, group, group)
-    rings, mmas, tiles = shared.rings, shared.mmas, shared.tiles
-    parts = make_fragments(spec, mmas, tiles, site)
+    rings, tiles = shared.rings, shared.tiles
     parts.dk.fill(0.0)
     parts.dv.fill(0.0)
-    once = consumer_state(1)
-    rings.k.consumer_wait(once)
-    rings.v.consumer_wait(once)
-    if cutlass.const_expr(spec.varlen):
-        clear_keys(spec, tiles, site)
     if job.walk.count > 0:
-        state = step(spec, shared, parts, site, True, consumer_state(spec.stages), first_visit(spec, site))
-        state = for_each_block(spec, site, state, partial(step, spec, shared, parts, site, False), skipped=1)
-        if cutlass.const_expr(spec.gives_q):
-            issue_dq(shared, parts, before(state))
-            warpgroup.wait_group(0)
-            give_sums(tiles, parts.dq, site.group, site.thread)
+        rings.k.consumer_wait(states.k)
+        if cutlass.const_expr(spec.varlen):
+            rings.v.consumer_wait(states.v)
+            clear_keys(spec, tiles, states.k.index, site)
+        states = for_each_block(spec, site, states, partial(step, spec, shared, parts, site))
+        if cutlass.const_expr(not spec.gives_q):
+            rings.k.consumer_release(states.k)
+        rows, k, v, dq_keys = states
+        k.advance()
+        v.advance()
+        states = States(rows, k, v, dq_keys)
+    elif cutlass.const_expr(spec.gives_q):
+        # The warp that adds may be waiting for it, and there may be more such tiles than the queue holds.
+        give_last_dq(shared, parts, states, group, site.thread)
     if cutlass.const_expr(spec.gives_kv):
-        # K and V are where the outputs are staged: the other warpgroup may still multiply by them.
-        sync_consumers(CONSUMERS)
-        store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, tiles.staging, site)
-        for i in cutlass.range_constexpr(cute.size(parts.dk)):
-            parts.dk[i] = parts.dk[i] * work.scores.scale
-        store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
-        epi.drain(spec.dk_epilogue, site.thread)
-    if cutlass.const_expr(spec.gives_q):
-        await_turn(site.group)  # the last share is read: the other warp says so after each
+        store_rows(spec, outputs.dv, parts.dv, Float32(1.0), site)
+        store_rows(spec, outputs.dk, parts.dk, work.scores.scale, site)
+    return states
 
 
 def turned(tile: cute.Tensor) -> cute.Tensor:
@@ -150,18 +173,19 @@ def turned(tile: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=modes))
 
 
-def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Site) -> Fragments:
+def make_fragments(
+    spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, group: Int32, thread: Int32
+) -> Fragments:
     """Operand descriptors in shared memory, and accumulators."""
-
-    group, thread = site.group, site.thread
     s, dv, dk, dq = (mma.get_slice(thread) for mma in (mmas.s, mmas.dv, mmas.dk, mmas.dq))
-    sK, sV = (x[None, None, 0] for x in (tiles.k, tiles.v))
-    own_k = cute.local_tile(sK, (WGMMA_M, spec.dim), (site.part, 0))
-    own_v = cute.local_tile(sV, (WGMMA_M, spec.dim_v), (site.part, 0))
+    sV = tiles.v[None, None, 0]
+    own_k = cute.local_tile(tiles.k, (WGMMA_M, spec.dim), (group, 0, None))
+    own_v = cute.local_tile(sV, (WGMMA_M, spec.dim_v), (group, 0))
     rows, columns = spec.dq_share
     ds_at = (group, 0, None) if rows < spec.tile_q else (0, 0, None)
     ds = cute.local_tile(tiles.ds, (rows, spec.tile_k), ds_at)
-    k_rows = cute.local_tile(turned(sK), (columns, spec.tile_k), (group if columns < spec.dim else 0, 0))
+    k_rows_at = (group if columns < spec.dim else 0, 0, None)
+    k_rows = cute.local_tile(turned(tiles.k), (columns, spec.tile_k), k_rows_at)
     return Fragments(
         k=mmas.s.make_fragment_A(s.partition_A(own_k)),
         q=mmas.s.make_fragment_B(s.partition_B(tiles.q)),
@@ -183,22 +207,25 @@ def step(
     shared: Shared,
     parts: Fragments,
     site: Site,
-    first: cutlass.Constexpr,
-    state: pipeline.PipelineState,
+    states: States,
     visit: Visit,
-) -> pipeline.PipelineState:
+) -> States:
     """One query block: P and dS from their products, its shares of dV and dK, and dQ of the block before."""
-    rings, mmas, tiles, stage = shared.rings, shared.mmas, shared.tiles, state.index
+    rings, mmas, tiles = shared.rings, shared.mmas, shared.tiles
+    state, k, v, dq_keys = states
+    stage = state.index
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
     d_probs = cute.make_rmem_tensor(scores.layout, Float32)
     rings.q.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.do.consumer_wait(state)
         clear_queries(spec, tiles, stage, site, visit.query.block)
-    if cutlass.const_expr(first):
-        start_apart(site)
-    issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
+    first = (dq_keys != k.index) | (state.count == 0)
+    start_apart(site, first)
+    keys = parts.k[None, None, None, k.index]
+    issue_product(mmas.s, scores, keys, parts.q[None, None, None, stage], False)
     if cutlass.const_expr(not spec.varlen):
+        rings.v.consumer_wait(v)
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
     lse = query_values(spec, tiles.lse, stage, site)
@@ -207,28 +234,29 @@ def step(
     weigh_scores(spec, lse, site, visit, scores, probs)
     settle(probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
-    if cutlass.const_expr(first):
-        let_other_start(site)
+    let_other_start(site, first)
     warpgroup.wait_group(0)
+    if is_last(site, visit):
+        rings.v.consumer_release(v)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
     slopes_of_scores(spec, site, visit, row_sums, scores, d_probs, probs)
     to_operand(d_probs, d_scores)
     settle(d_scores)
-    gives = cutlass.const_expr(spec.gives_q and not first)
     if cutlass.const_expr(spec.gives_q):
-        await_empty(shared.exchange, state)
+        await_empty(shared.exchange, in_exchange(state))
         store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
         fence_for_async_readers()
-        give(shared.exchange, state)
-    if cutlass.const_expr(gives):
-        issue_dq(shared, parts, before(state))
+        give(shared.exchange, in_exchange(state))
+        issue_dq(shared, parts, before(state), dq_keys)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
-    if cutlass.const_expr(gives):
+    if cutlass.const_expr(spec.gives_q):
         # Sums of dQ go out while dK is computed.
         warpgroup.wait_group(1 if spec.gives_kv else 0)
         give_back(shared.exchange, before(state))
+        if dq_keys != k.index:  # it was the last block of another tile
+            rings.k.consumer_release(other(k))
         rings.do.consumer_release(state)
         give_sums(tiles, parts.dq, site.group, site.thread)
         warpgroup.wait_group(0)
@@ -237,26 +265,52 @@ def step(
         rings.do.consumer_release(state)
     rings.q.consumer_release(state)
     state.advance()
-    return state
+    return States(state, k, v, k.index)
 
 
-def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState) -> None:
-    """Issues this warpgroup's share of dQ of a block, once both warpgroups have given its dS."""
+def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState, stage: Int32) -> None:
+    """Issues this warpgroup's share of dQ of a block, by the keys in `stage`, once both warpgroups have given
+    its dS. `state`: in the ring of dS."""
     shared.exchange.consumer_wait(state)
-    issue_product(shared.mmas.dq, parts.dq, parts.ds[None, None, None, state.index], parts.k_rows, False)
+    ds, keys = parts.ds[None, None, None, state.index], parts.k_rows[None, None, None, stage]
+    issue_product(shared.mmas.dq, parts.dq, ds, keys, False)
 
 
 @cute.jit
-def start_apart(site: Site):
-    """The second warpgroup starts when the first has its probabilities: half a step later."""
-    if site.group == 1:
+def give_last_dq(shared: Shared, parts: Fragments, states: States, group: Int32, thread: Int32):
+    """Gives dQ of the last block, if there was one, where no step does. The next step gives it again."""
+    if states.rows.count > 0:
+        issue_dq(shared, parts, before(states.rows), states.dq_keys)
+        warpgroup.wait_group(0)
+        give_sums(shared.tiles, parts.dq, group, thread)
+
+
+@cute.jit
+def give_zeros(spec: cutlass.Constexpr, shared: Shared, group: Int32, thread: Int32):
+    """Gives dS of what is before the first block: 0. Nobody adds the dQ that comes of it."""
+    size, vector = spec.tile_q * spec.tile_k, 16 * 8 // spec.dtype.width
+    threads = CONSUMERS * WARPGROUP_THREADS
+    zero = cute.make_rmem_tensor(vector, spec.dtype)
+    zero.fill(0.0)
+    start = shared.tiles.ds.iterator + (size + (group * WARPGROUP_THREADS + thread) * vector)
+    for i in cutlass.range_constexpr(size // (threads * vector)):
+        place = (start + i * threads * vector).align(16)
+        cute.autovec_copy(zero, cute.make_tensor(place, cute.make_layout(vector)))
+    fence_for_async_readers()
+    give(shared.exchange, before(consumer_state(spec.stages)))
+
+
+@cute.jit
+def start_apart(site: Site, first: Boolean):
+    """The second warpgroup starts a tile when the first has its first probabilities: half a step later."""
+    if first and site.group == 1:
         wait_turn(NamedBarrier.MMA_ORDER, site.group)
 
 
 @cute.jit
-def let_other_start(site: Site):
+def let_other_start(site: Site, first: Boolean):
     """See `start_apart`."""
-    if site.group == 0:
+    if first and site.group == 0:
         give_turn(NamedBarrier.MMA_ORDER, 1 - site.group)
 
 
@@ -330,15 +384,15 @@ def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> Non
 
 
 @cute.jit
-def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, site: Site):
+def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32 | int, site: Site):
     """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN."""
     first = site.job.seq.k_len - site.start
     other = first
     if cutlass.const_expr(spec.ctas > 1):
         other = site.job.seq.k_len - (site.start ^ spec.cta_keys)
     if cutlass.min(first, other) < spec.cta_keys:
-        for tile in (tiles.k, tiles.v):
-            clear_rows(tile[None, None, 0], cutlass.max(first, 0), site, spec.consumers)
+        for tile in (tiles.k[None, None, stage], tiles.v[None, None, 0]):
+            clear_rows(tile, cutlass.max(first, 0), site, spec.consumers)
         if cutlass.const_expr(spec.ctas > 1):
             clear_rows(tiles.k[None, None, 1], cutlass.max(other, 0), site, spec.consumers)
         fence_for_async_readers()
@@ -409,11 +463,10 @@ def store_keys(
     site: Site,
 ):
     """Stores this warpgroup's 64 rows of dK or dV."""
-    at, seq = site.job.at, site.job.seq
+    seq = site.job.seq
     first = site.start + site.part * WGMMA_M
     own = staging[None, None, None, site.group]
-    heads = output.tensor.shape[2]
-    image = at.kv_head + (Int32(0) if spec.varlen else at.batch * heads[0])
+    image = image_of(spec, output, site)
     coordinates, tensor = output.coordinates, output.tensor
     if cutlass.const_expr(spec.varlen):
         coordinates = cute.domain_offset((seq.k_start, 0, 0), coordinates)

@@ -37,8 +37,19 @@ def await_empty(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> 
     ring.sync_object_empty.wait(state.index, state.phase ^ 1)
 
 
-@cute.jit
+def in_exchange(state: pipeline.PipelineState) -> pipeline.PipelineState:
+    """The position of a block's dS in its ring of two stages, from that of its Q.
+
+    That ring is one ahead: before the first block it has one that is none.
+    """
+    return pipeline.PipelineState(state.stages, state.count, state.index, state.phase ^ state.index)
+
+
 def before(state: pipeline.PipelineState) -> pipeline.PipelineState:
-    """The state before this one, of a ring that has two stages."""
-    index = state.index ^ 1
-    return pipeline.PipelineState(state.stages, state.count - 1, index, state.phase ^ index)
+    """The same of the block before."""
+    return pipeline.PipelineState(state.stages, state.count - 1, state.index ^ 1, state.phase)
+
+
+def other(state: pipeline.PipelineState) -> pipeline.PipelineState:
+    """The other stage of a ring of two, to be released."""
+    return pipeline.PipelineState(state.stages, state.count, state.index ^ 1, state.phase)

@@ -10,7 +10,6 @@ from cutlass import Float32, Int16, Int32, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks.hw import tma
-from kernels_dsl.blocks.hw.pipeline import producer_state
 
 from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, rank_of, site_of
@@ -73,6 +72,14 @@ class Supply(NamedTuple):
     """First row of the sequence's queries in its image."""
 
 
+class States(NamedTuple):
+    """Positions of the producer: in the rings of Q and dO, in those of K and of V."""
+
+    rows: pipeline.PipelineState
+    k: pipeline.PipelineState
+    v: pipeline.PipelineState
+
+
 @cute.jit
 def produce(
     spec: cutlass.Constexpr,
@@ -80,10 +87,13 @@ def produce(
     loads: Loads,
     tiles: SharedTiles,
     work: BackwardWork,
+    states: States,
     job: KeyJob,
-):
-    """Producer warp: the operands of one work tile, in the order of their use."""
+) -> States:
+    """Producer warp: the operands of one tile of keys, in the order of their use. Returns the states for the
+    next one."""
     at, seq, walk = job.at, job.seq, job.walk
+    rows, k, v = states
     batch = at.batch
     q_start, k_start = Int32(0), Int32(0)
     if cutlass.const_expr(spec.varlen):
@@ -94,27 +104,35 @@ def produce(
     load_k = tile_loader(loads.k, tiles.k, (spec.cta_keys, spec.dim), k_start, image)
     load_v = tile_loader(loads.v, tiles.v, (spec.cta_keys, spec.dim_v), k_start, image)
     number = at.n * spec.ctas + rank_of(spec)
-    load_once(rings.k, load_k, number, spec.ctas)
-    state = producer_state(spec.stages)
     if walk.count > 0:
         # The first product is of K and Q.
         first = first_visit(spec, site)
-        load_queries(spec, supply, site, state, first)
-        load_once(rings.v, load_v, number, 1)
-        load_gradients(spec, supply, site, state, first)
-        state.advance()
-        for_each_block(spec, site, state, partial(load_block, spec, supply, site), skipped=1)
-    else:
-        load_once(rings.v, load_v, number, 1)
+        load_keys(rings.k, k, load_k, number, spec.ctas)
+        load_queries(spec, supply, site, rows, first)
+        load_keys(rings.v, v, load_v, number, 1)
+        load_gradients(spec, supply, site, rows, first)
+        rows.advance()
+        rows = for_each_block(spec, site, rows, partial(load_block, spec, supply, site), skipped=1)
+        k.advance()
+        v.advance()
+    elif cutlass.const_expr(spec.roles):
+        load_keys(rings.k, k, load_k, number, spec.ctas)
+        load_keys(rings.v, v, load_v, number, 1)
+    return States(rows, k, v)
 
 
-def load_once(ring: pipeline.PipelineTmaAsync, load: Callable[..., None], number: Int32, parts: int) -> None:
+def load_keys(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    load: Callable[..., None],
+    number: Int32,
+    parts: int,
+) -> None:
     """Starts the loads of K or V, of which other CTAs have tiles besides `number`."""
-    once = producer_state(1)
-    ring.producer_acquire(once)
+    ring.producer_acquire(state)
     for i in range(parts):
-        load(number ^ i, Int32(i), ring.producer_get_barrier(once))
-    ring.producer_commit(once)
+        load(number ^ i, state.index + i, ring.producer_get_barrier(state))
+    ring.producer_commit(state)
 
 
 @cute.jit

@@ -29,7 +29,6 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
 from .backward_sm90_consumer import (
     Mmas,
-    Output,
     clear_keys,
     clear_queries,
     operand_registers,
@@ -41,6 +40,7 @@ from .backward_sm90_consumer import (
     weigh_scores,
 )
 from .backward_sm90_handoff import await_empty, give, give_back, make_handoff
+from .backward_sm90_outputs import Output
 from .backward_sm90_pair import await_incoming, give_back_to_both, make_incoming
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
@@ -130,7 +130,7 @@ def compute_probabilities(spec: cutlass.Constexpr, role: Role, output: Output):
     role.rings.k.consumer_wait(consumer_state(1))
     if cutlass.const_expr(spec.varlen):
         role.rings.v.consumer_wait(consumer_state(1))
-        clear_keys(spec, tiles, site)
+        clear_keys(spec, tiles, 0, site)
     for_each_block(spec, site, consumer_state(spec.stages), partial(probabilities_of, spec, role, part))
     sync_consumers(spec.consumers)  # K and V are where the outputs are staged
     if cutlass.const_expr(spec.gives_kv):
@@ -201,7 +201,7 @@ def compute_slopes(spec: cutlass.Constexpr, role: Role, output: Output):
     role.rings.v.consumer_wait(consumer_state(1))
     if cutlass.const_expr(spec.varlen):
         role.rings.k.consumer_wait(consumer_state(1))
-        clear_keys(spec, tiles, site)
+        clear_keys(spec, tiles, 0, site)
     for_each_block(spec, site, consumer_state(spec.stages), partial(slopes_of, spec, role, part))
     sync_consumers(spec.consumers)
     if cutlass.const_expr(spec.gives_kv):
@@ -257,7 +257,7 @@ def compute_dq(spec: cutlass.Constexpr, role: Role):
     role.rings.k.consumer_wait(consumer_state(1))
     if cutlass.const_expr(spec.varlen):
         role.rings.v.consumer_wait(consumer_state(1))
-        clear_keys(spec, role.tiles, role.site)
+        clear_keys(spec, role.tiles, 0, role.site)
     for_each_block(spec, role.site, consumer_state(spec.stages), partial(dq_of, spec, role))
     for i in cutlass.range_constexpr(spec.sums_buffers):
         await_turn(buffer_of(spec, Int32(0), i))  # the last parts are read: the other warp says so after each

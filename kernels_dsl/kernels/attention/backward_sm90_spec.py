@@ -46,6 +46,8 @@ class BackwardSpec:
     sums_buffers: int
     """Buffers of dQ in shared memory, of each warpgroup that computes it."""
     sums: SumsOfTile
+    stores_first: bool
+    """The first share of a query tile's dQ is stored, where all others are added."""
     variant: Any  # AttentionVariant
     gives_q: bool
     gives_kv: bool
@@ -98,6 +100,11 @@ class BackwardSpec:
         return self.shares if self.sums_buffers or self.deterministic else 0
 
     @property
+    def counts_shares(self) -> bool:
+        """Says whether shares of dQ are counted: for their order, or since the first is stored, not added."""
+        return self.deterministic or self.stores_first
+
+    @property
     def sums_parts(self) -> int:
         """Parts in which a warpgroup hands over its share of dQ."""
         return self.sums.columns // self.dq_share[1]
@@ -126,6 +133,11 @@ class BackwardSpec:
     def handed_elements(self) -> int:
         """Elements of P in shared memory, on their way from one role to another."""
         return self.stages * self.tile_q * self.cta_keys if self.roles else 0
+
+    @property
+    def k_stages(self) -> int:
+        """Tiles of K in flight: dQ of a tile's last block is computed beside the first of the next."""
+        return 1 if self.roles else 2
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -162,7 +174,7 @@ class BackwardSpec:
 def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> BackwardSpec:
     """Completes an `Sm90BackwardConfig`."""
 
-    # Outputs are staged where K and V were. Two buffers a warpgroup would make each store wait for the last.
+    # Two buffers a warpgroup would make each store wait for the last.
     room = config.cta_keys * (config.ctas * config.dim + config.dim_v) // CONSUMERS
 
     def epilogue(columns: int) -> EpiloguePlan:
@@ -173,5 +185,5 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     return BackwardSpec(
         config.tile_q, config.tile_k, config.ctas, config.dim, config.dim_v, config.stages,
         config.deterministic, varlen, dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share,
-        config.sums_buffers, config.sums, variant, config.gives_q, config.gives_kv,
+        config.sums_buffers, config.sums, not config.clears_sums, variant, config.gives_q, config.gives_kv,
     )  # fmt: skip

@@ -10,7 +10,6 @@ waits for it and passes it on.
 """
 
 from functools import partial
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -20,22 +19,74 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, fence_for_async_readers
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
+from kernels_dsl.blocks.schedule.item_queue import ItemQueue
 
 from .backward_sm90_producer import SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_visits import Site, Visit, for_each_block
-from .backward_work import SHARE_THREADS, VECTOR, add_vector, turn_of
+from .backward_sm90_tiles import for_each_tile
+from .backward_sm90_visits import Site, Visit, for_each_block, site_of
+from .backward_work import SHARE_THREADS, TURN_WORDS, VECTOR, BackwardWork, KeyJob, add_vector, turn_of
 
 THREADS = WARPGROUP_THREADS + 32
 """A warpgroup and the warp that adds for it."""
 
 
 @cute.jit
-def add_sums(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site):
-    """Role of the warp that adds for the warpgroup number `site.group` of those that compute dQ."""
+def let_give_first(spec: cutlass.Constexpr, group: Int32):
+    """Before the first `add_sums`: all buffers of warpgroup number `group` are empty."""
     for i in cutlass.range_constexpr(spec.sums_buffers):
-        let_give(buffer_of(spec, site.group, i))
-    for_each_block(spec, site, Int32(0), partial(add_share, spec, sums, site))
+        let_give(buffer_of(spec, group, i))
+
+
+@cute.jit
+def add_sums(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32) -> Int32:
+    """Role of the warp that adds for warpgroup number `site.group` of those that compute dQ, for one tile of
+    keys. `count`: shares of the tiles before; returns those of this one too."""
+    return for_each_block(spec, site, count, partial(add_share, spec, sums, site))
+
+
+GIVEN_AGAIN = -1
+"""In place of a number of shares: the next one is one that was added before."""
+
+
+@cute.jit
+def add_sums_of_tiles(
+    spec: cutlass.Constexpr, sums: cute.Tensor, work: BackwardWork, queue: ItemQueue, group: Int32
+):
+    """Role of the warp that adds for warpgroup `group`, in a CTA that takes tile after tile.
+
+    The warpgroup gives a block's share in its next step, and in the first step of all one of nothing. With
+    a tile that no query sees, and at the end, it gives the last one, if there was any; its next step does so
+    again.
+    """
+    let_give_first(spec, group)
+    count = for_each_tile(spec, work, queue, Int32(0), partial(add_sums_of_tile, spec, sums, work, group))
+    if count == GIVEN_AGAIN:
+        drop_share(group)
+
+
+@cute.jit
+def add_sums_of_tile(
+    spec: cutlass.Constexpr, sums: cute.Tensor, work: BackwardWork, group: Int32, count: Int32, job: KeyJob
+) -> Int32:
+    """Adds the shares of one tile. `count`: of those before it, or `GIVEN_AGAIN`; returns the next one."""
+    if job.walk.count > 0:
+        if count <= 0:
+            drop_share(group)
+            count = Int32(0)
+        count = add_sums(spec, sums, site_of(spec, work, job, group, 0), count)
+    elif count == GIVEN_AGAIN:
+        drop_share(group)
+    elif count > 0:
+        count = Int32(GIVEN_AGAIN)
+    return count
+
+
+@cute.jit
+def drop_share(group: Int32):
+    """Takes a share that is not to be added."""
+    await_given(group)
+    let_give(group)
 
 
 @cute.jit
@@ -51,15 +102,14 @@ def add_share(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
 
 @cute.jit
 def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32, visit: Visit):
-    """Adds all parts of share number `count` of those of this warp."""
+    """Adds all parts of share number `count` of those of this warp, or stores them if they are the first."""
     share = visit.number * spec.shares + site.group
     first = cute.arch.lane_idx() == 0
-    turn: Any = None
-    if cutlass.const_expr(spec.deterministic):
-        turn = site.work.sums.turns.iterator + (visit.number * CONSUMERS + site.group)
-        if first:
-            await_count(turn, turn_of(spec, site.work, site.job, visit.query))
-        cute.arch.sync_warp()
+    counts, earlier = None, Int32(1)
+    if cutlass.const_expr(spec.counts_shares):
+        place = (visit.number * CONSUMERS + site.group) * TURN_WORDS
+        counts = site.work.sums.turns.iterator + place
+        earlier = enter(spec, site, visit, counts)
     if cutlass.const_expr(not spec.sums_buffers):
         let_give(site.group)
         await_given(site.group)
@@ -68,17 +118,52 @@ def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
         await_given(buffer)
         if first:
             target = site.work.sums.dq.iterator + (cutlass.Int64(share) * spec.sums.size + i * spec.sums_part)
-            add_in_bulk(target, sums[None, buffer].iterator, 4 * spec.sums_part)
+            source = sums[None, buffer].iterator
+            if cutlass.const_expr(spec.stores_first):
+                if earlier > 0:
+                    add_in_bulk(target, source, 4 * spec.sums_part)
+                else:
+                    store_in_bulk(target, source, 4 * spec.sums_part)
+            else:
+                add_in_bulk(target, source, 4 * spec.sums_part)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         cute.arch.sync_warp()
         let_give(buffer)
+    if cutlass.const_expr(spec.counts_shares):
+        leave(spec, counts, earlier)
+
+
+@cute.jit
+def enter(spec: cutlass.Constexpr, site: Site, visit: Visit, counts: cute.Pointer) -> Int32:
+    """Blocks until a share may be added. Returns the number of those before it, the same in all lanes, or in
+    the first one where they come in any order: 0 for the one that is stored."""
+    earlier = Int32(0)
     if cutlass.const_expr(spec.deterministic):
-        if first:
+        earlier = turn_of(spec, site.work, site.job, visit.query)
+    if cute.arch.lane_idx() == 0:
+        if cutlass.const_expr(spec.deterministic):
+            await_count(counts, earlier)
+        else:
+            earlier = cute.arch.atomic_add(counts, Int32(1), sem="relaxed", scope="gpu")
+            if earlier > 0:
+                await_count(counts + 1, Int32(1))
+    cute.arch.sync_warp()
+    return earlier
+
+
+@cute.jit
+def leave(spec: cutlass.Constexpr, counts: cute.Pointer, earlier: Int32):
+    """Lets those add that wait for this share, once it is in memory."""
+    if cute.arch.lane_idx() == 0:
+        if cutlass.const_expr(spec.deterministic):
             if cutlass.const_expr(spec.sums_buffers):
                 cute.arch.cp_async_bulk_wait_group(0, read=False)
-            cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
-        cute.arch.sync_warp()
+            cute.arch.atomic_add(counts, Int32(1), sem="release", scope="gpu")
+        elif earlier == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=False)
+            cute.arch.atomic_add(counts + 1, Int32(1), sem="release", scope="gpu")
+    cute.arch.sync_warp()
 
 
 def buffer_of(spec: BackwardSpec, group: Int32, number: Int32 | int) -> Int32:
@@ -139,6 +224,20 @@ def add_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int, *, loc=No
         None,
         (target.toint(loc=loc, ip=ip), source.toint(loc=loc, ip=ip)),
         f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {size};",
+        "l,r",
+        effects=True,
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def store_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int, *, loc=None, ip=None) -> None:
+    """`cp.async.bulk`: stores `size` bytes of shared memory."""
+    inline_ptx(
+        None,
+        (target.toint(loc=loc, ip=ip), source.toint(loc=loc, ip=ip)),
+        f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {size};",
         "l,r",
         effects=True,
         loc=loc,

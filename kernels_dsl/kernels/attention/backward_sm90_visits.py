@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
@@ -64,6 +64,15 @@ def first_visit(spec: BackwardSpec, site: Site) -> Visit:
     if cutlass.const_expr(work.lists is not None):
         return visit_of(spec, site, listed_block(work, job, job.walk.first))
     return visit_of(spec, site, QueryBlock(job.at.kv_head * work.heads_per_kv, job.walk.first))
+
+
+def is_last(site: Site, visit: Visit) -> Boolean:
+    """Says whether a query block is the last one that `for_each_block` visits."""
+    work, at, walk = site.work, site.job.at, site.job.walk
+    if work.lists is not None:
+        return visit.query.place == walk.first + walk.count - 1
+    last_head = (at.kv_head + 1) * work.heads_per_kv - 1
+    return (visit.query.block == walk.end - 1) & (visit.query.head == last_head)
 
 
 def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:

@@ -115,6 +115,8 @@ class BackwardWork(NamedTuple):
     lists: QueryLists | None
     d_mask: cute.Tensor | None
     """(B, H, Sq, Sk): the gradient of the additive mask, of each head; None where nobody asks for it"""
+    counter: cute.Tensor | None = None
+    """int32 (1,), 0: that of `item_queue`; None where each CTA has one tile"""
 
 
 def describe_backward(
@@ -203,6 +205,9 @@ def turn_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, query: QueryBlo
     return entry_at(work, job, query.place).turn * split + job.at.n % split
 
 
+TURN_WORDS = 2
+"""Words that count shares of dQ, of each warpgroup: those that were added, or whose adding began; and whether
+the first is in memory, where they come in any order."""
 VECTOR = 4
 """Sums of dQ that a thread has of eight columns: two of each of its two rows."""
 SHARE_THREADS = 128

@@ -31,6 +31,7 @@ from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.query_lists import query_lists
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import tile_counter
 from kernels_dsl.ops.tracing import constant_result
 from lowering.records import NamedTuple, frozen
 
@@ -47,6 +48,8 @@ NOT_DERIVED = "score_mod is more than +, -, * and / of its score: score_mod_bwd 
 LOG2_E = math.log2(math.e)
 BLOCK_STEP = 64
 """Sizes of listed blocks are multiples of this: the least tile of the kernels."""
+SHORT = 1024
+"""Keys at which a query tile has few shares of dQ."""
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
@@ -134,9 +137,21 @@ def choose(
             call.packed,
         )
         config = replace(config, sums_vector=4 if hopper else 1)
-    if isinstance(config, Sm90BackwardConfig) and not needs.q:  # CTAs share a tile for the sake of dQ
-        config = replace(config, tile_k=config.cta_keys, ctas=1)
+    if isinstance(config, Sm90BackwardConfig):
+        config = replace(config, stores_first=stores_first(call, config))
+        if not needs.q:  # CTAs share a tile for the sake of dQ
+            config = replace(config, tile_k=config.cta_keys, ctas=1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
+
+
+def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
+    """Says whether the first share of a query tile's dQ is stored, in place of sums that are cleared before.
+
+    In any order that takes an atomic operation for each share: it pays where there are few, as measured on an
+    H200.
+    """
+    few = config.takes_tiles and call.block is None and call.longest_k <= SHORT
+    return config.deterministic or few
 
 
 def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:
@@ -255,7 +270,7 @@ class BackwardPlan:
 
     def run(self, forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None = None) -> Gradients:
         """The gradients. do: like the output; d_lse: float32 like the log-sum-exp, or None."""
-        call, extras, needs = self.call, forward.extras, self.needs
+        call, extras, needs, config = self.call, forward.extras, self.needs, self.config
         new: Callable[..., torch.Tensor] = torch.zeros_like if self._leaves_rows(extras) else torch.empty_like
         asked = zip((forward.q, forward.k, forward.v), (needs.q, needs.kv, needs.kv))
         dq, dk, dv = (new(x, memory_format=torch.contiguous_format) if need else None for x, need in asked)
@@ -267,7 +282,8 @@ class BackwardPlan:
         if d_lse is not None:
             d_lse = d_lse.float()
         if not is_empty(call) or (needs.sinks and 0 not in (call.batch, call.heads, longest_q)):
-            self.prepare(out, do, forward.lse, d_lse, *sums, cu_q, longest_q)
+            cleared = sums if config.clears_sums else sums._replace(dq=None)
+            self.prepare(out, do, forward.lse, d_lse, *cleared, cu_q, longest_q)
         d_mask = self._mask_gradients(mask, extras.mask) if needs.mask else None
         if not is_empty(call) and needs.scores:
             numbers = (call.scale, call.softcap, call.left, call.right)
@@ -276,18 +292,28 @@ class BackwardPlan:
                 lists = None if call.block is None else query_lists(call, extras, self.config.tile_q)
                 launch = self.main
                 launch(
-                    q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask
-                )
+                    q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask,
+                    *self._queue(),
+                )  # fmt: skip
             if self.dq_config is not None:
                 of_rows = sums.lse, sums.row_sums
                 launch = self.dq
                 launch(q, k, v, do, dq, *of_rows, *numbers, seqlens, longest_q, key_lists, mask, aux)
             elif needs.q:
-                self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
+                self.finish(
+                    sums.dq, None if config.clears_sums else sums.turns, dq, call.scale, cu_q, longest_q
+                )
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None
         if d_mask is not None and extras.mask is not None:
             d_mask = summed_like(d_mask, extras.mask)
         return Gradients(dq, dk, dv, d_sinks, d_mask)
+
+    def _queue(self) -> tuple[Any, ...]:
+        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they become free, and SMs."""
+        if not isinstance(self.config, Sm90BackwardConfig):
+            return ()
+        target = self.main.target
+        return (tile_counter(target.index) if self.config.takes_tiles else None), target.device.sm_count
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""
@@ -310,7 +336,7 @@ class BackwardPlan:
         else:
             tiles = call.batch * call.heads * -(-call.q_len // config.row_tile)
         rows = tiles * config.row_tile
-        sizes = [rows, rows, rows * config.dim if gives_q else 0, 2 * tiles]
+        sizes = [rows, rows, rows * config.dim if gives_q else 0, 4 * tiles]
         memory = torch.empty(sum(sizes), dtype=torch.float32, device=q.device)
         row_sums, lse, dq_sums, turns = memory.split(sizes)
         if self.needs.sinks and (call.packed or is_empty(call)):  # some rows belong to no sequence
@@ -318,7 +344,8 @@ class BackwardPlan:
             row_sums.zero_()
         if not gives_q:
             return Workspace(lse, row_sums, None, None)
-        return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if config.deterministic else None)
+        counts = config.deterministic or not config.clears_sums
+        return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if counts else None)
 
     def _sinks(self, sinks: torch.Tensor | None, sums: Workspace) -> torch.Tensor:
         """A sink is the score of a key whose value is 0: its gradient is P (0 - row sum)."""

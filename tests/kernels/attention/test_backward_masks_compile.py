@@ -117,6 +117,8 @@ def _check(arch: str, dims: tuple[int, int], variant: AttentionVariant, gradient
     if variant.lists is not None:
         lists = (_empty(2, 2, 5, dtype=torch.int32), _empty(2, 2, 64, 4, dtype=torch.int32))
     rest = (seqlens, 256, mask, aux, lists, mask if gradient else None)
+    if family == "sm90":
+        rest += (_empty(1, dtype=torch.int32) if config.takes_tiles else None, 132)
     kernel = FUNCTIONS[family].compile(
         *tensors, *sums, *(1.0, 1.0, 0, 0), *rest, arch=arch, layout="thd", config=config, variant=variant,
     )  # fmt: skip

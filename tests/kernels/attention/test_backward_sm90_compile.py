@@ -38,10 +38,11 @@ def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed):
     tensors = (_meta(*lead, 4, dim) for dim in (*dims[:1] * 2, dims[1], dims[1], *dims))
     rows, tiles = 4 * 512 + 128, 4 * 10
     sums = (_meta(rows, dtype=torch.float32),) * 2 + (_meta(rows * config.dim, dtype=torch.float32),)
-    turns = _meta(2 * tiles, dtype=torch.int32) if deterministic else None
+    turns = _meta(4 * tiles, dtype=torch.int32) if deterministic or config.sums_buffers else None
     seqlens = (_meta(3, dtype=torch.int32), _meta(3, dtype=torch.int32), None) if packed else None
+    queue = (_meta(1, dtype=torch.int32) if config.takes_tiles else None, 132)
     kernel = FUNCTIONS["sm90"].compile(
-        *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 4, arch="sm_90a",
+        *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 4, *queue, arch="sm_90a",
         layout="thd" if packed else "bshd", config=config, variant=variant,
     )  # fmt: skip
     (found,) = kernel.resources()
