@@ -50,6 +50,11 @@ BLOCK_STEP = 64
 """Sizes of listed blocks are multiples of this: the least tile of the kernels."""
 SHORT = 1024
 """Keys at which a query tile has few shares of dQ."""
+LONG_WALK, LONG_WALK_NARROW = 4608, 2304
+"""Most query rows that a tile of keys is seen by where a CTA takes tile after tile; the second with 128
+queries a step, at head dimensions up to 64. Longer walks are as fast or slower so."""
+KEYS_OF_A_TILE = 128
+MAX_CTAS = 2**31 - 1
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
@@ -144,12 +149,31 @@ def choose(
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
+def walk_rows(call: AttentionCall) -> int:
+    """Query rows, of all heads that share it, that see a tile of keys in the mean, as far as the host knows:
+    lists are taken to see all."""
+    rows, variant = min(call.q_len, call.longest_q), call.variant
+    if variant.right and variant.left:
+        rows = min(rows, max(0, call.left) + max(0, call.right) + KEYS_OF_A_TILE)
+    elif variant.right or variant.left:
+        rows //= 2
+    return rows * (call.heads // max(1, call.kv_heads))
+
+
+def takes_many_tiles(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
+    """Says whether a CTA takes tile after tile of keys, in place of one: where that was measured to pay on an
+    H200, by how long a tile's walk is."""
+    return config.takes_tiles and walk_rows(call) <= (LONG_WALK_NARROW if config.tile_q > 64 else LONG_WALK)
+
+
 def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     """Says whether the first share of a query tile's dQ is stored, in place of sums that are cleared before.
 
     In any order that takes an atomic operation for each share: it pays where there are few, as measured on an
     H200.
     """
+    if config.takes_tiles and not takes_many_tiles(call, config):
+        return False
     few = config.takes_tiles and call.block is None and call.longest_k <= SHORT
     return config.deterministic or few
 
@@ -309,11 +333,12 @@ class BackwardPlan:
         return Gradients(dq, dk, dv, d_sinks, d_mask)
 
     def _queue(self) -> tuple[Any, ...]:
-        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they become free, and SMs."""
-        if not isinstance(self.config, Sm90BackwardConfig):
+        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they become free, and most CTAs."""
+        config, target = self.config, self.main.target
+        if not isinstance(config, Sm90BackwardConfig):
             return ()
-        target = self.main.target
-        return (tile_counter(target.index) if self.config.takes_tiles else None), target.device.sm_count
+        ctas = target.device.sm_count if takes_many_tiles(self.call, config) else MAX_CTAS
+        return (tile_counter(target.index) if config.takes_tiles else None), ctas
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""
