@@ -333,7 +333,7 @@ class BackwardPlan:
         return Gradients(dq, dk, dv, d_sinks, d_mask)
 
     def _queue(self) -> tuple[Any, ...]:
-        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they become free, and most CTAs."""
+        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they come, and most CTAs."""
         config, target = self.config, self.main.target
         if not isinstance(config, Sm90BackwardConfig):
             return ()
