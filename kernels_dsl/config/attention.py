@@ -61,8 +61,9 @@ class AttentionVariant:
 
     @property
     def computes_scores(self) -> bool:
-        """Each score of any block is changed, or a function says whether it is seen."""
-        return self.changes_scores or (self.mask_mod is not None and self.lists is None)
+        """Each score of any block is changed, or looked up or computed whether it is seen."""
+        functions = self.mask_mod is not None and self.lists is None
+        return self.changes_scores or self.mask is not None or functions
 
     @property
     def bends_scores(self) -> bool:
