@@ -1,0 +1,57 @@
+"""Calls of the attention backward on Hopper whose CTAs take tile after tile, and how the sums of dQ begin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels_dsl.config.problem import H200
+from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionOptions
+from kernels_dsl.ops.attention.backward import Needs, choose, described, takes_many_tiles, walk_rows
+
+WINDOW = AttentionOptions(causal=True, window=(1024, 0))
+CAUSAL = AttentionOptions(causal=True)
+FULL = AttentionOptions()
+
+
+def _call(length, heads, kv_heads, dim, options):
+    q = torch.empty(1, length, heads, dim, dtype=torch.bfloat16, device="meta")
+    k, v = (torch.empty(1, length, kv_heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    return described(AttentionArguments(q, k, v, options))
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "dim", "options", "rows", "many"),
+    [
+        (1024, (16, 16), 128, FULL, 1024, True),
+        (4096, (16, 16), 128, CAUSAL, 2048, True),
+        (4096, (16, 16), 128, FULL, 4096, True),
+        (16384, (16, 16), 128, CAUSAL, 8192, False),
+        (32768, (32, 8), 128, WINDOW, 4 * 1152, True),
+        (4096, (32, 32), 64, CAUSAL, 2048, True),
+        (4096, (32, 32), 64, FULL, 4096, False),
+        (1024, (8, 8), 256, FULL, 1024, False),  # CTAs with a warpgroup for each product
+    ],
+)
+def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
+    call = _call(length, *heads, dim, options)
+    assert walk_rows(call) == rows
+    assert takes_many_tiles(call, choose(call, H200, True, Needs(), None)) == many
+
+
+@pytest.mark.parametrize(
+    ("length", "dim", "deterministic", "cleared"),
+    [
+        (1024, 128, True, False),
+        (1024, 128, False, False),
+        (4096, 128, True, False),
+        (4096, 128, False, True),  # an atomic operation for each share
+        (16384, 128, True, True),  # a CTA for each tile, as before
+        (4096, 192, True, False),
+        (4096, 192, False, True),
+        (4096, 256, True, True),  # sums are added from registers
+    ],
+)
+def test_sums_that_are_cleared(length, dim, deterministic, cleared):
+    call = _call(length, 16, 16, dim, FULL)
+    assert choose(call, H200, deterministic, Needs(), None).clears_sums == cleared
