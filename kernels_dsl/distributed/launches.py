@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -104,7 +103,7 @@ def launch_backward(
             window_left=left, window_right=right, mask_mod=name_of("mask_mod", masking.mask_mod, False)
         )
         extras = Extras(blocks=masking.blocks, aux=masking.aux)
-        forward = replace(forward, extras=extras)
+        forward = forward._replace(extras=extras)
     if not part.starts:
         return gradients_of(forward, do, d_lse, **keywords)
     starts, longest = packing_of(part.starts, do.device)

@@ -59,8 +59,7 @@ MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
 
-@frozen
-class Forward:
+class Forward(NamedTuple):
     """The arguments and results of the forward pass that a backward pass needs."""
 
     q: torch.Tensor
@@ -86,8 +85,7 @@ class Needs:
         return self.q or self.kv or self.mask
 
 
-@frozen
-class Gradients:
+class Gradients(NamedTuple):
     """Gradients of the loss, each of the shape and dtype of its tensor; None where nobody asks for one."""
 
     q: torch.Tensor | None
@@ -270,9 +268,13 @@ class BackwardPlan:
         self.dq_config = choose_dq(call, self.config, deterministic, needs)
         if self.dq_config is not None:
             self.config = choose(call, target.device, False, replace(needs, q=False), family)
-        self.steps: list[Step | None] = [
-            prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
-        ]
+        steps = [prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)]
+        self.steps: list[Step | None] | None = steps if any(steps) else None
+        self.sums_q = needs.q and self.dq_config is None
+        self.sizes = self._workspace_sizes()
+        self.max_ctas = MAX_CTAS
+        if isinstance(self.config, Sm90BackwardConfig) and takes_many_tiles(call, self.config):
+            self.max_ctas = target.device.sm_count
         tile = (self.config.row_tile, self.config.dim)
         common = {"layout": call.layout, "tile": tile}
         variant = call.variant
@@ -298,16 +300,19 @@ class BackwardPlan:
         new: Callable[..., torch.Tensor] = torch.zeros_like if self._leaves_rows(extras) else torch.empty_like
         asked = zip((forward.q, forward.k, forward.v), (needs.q, needs.kv, needs.kv))
         dq, dk, dv = (new(x, memory_format=torch.contiguous_format) if need else None for x, need in asked)
-        tensors = (forward.q, forward.k, forward.v, forward.out, do)
-        q, k, v, out, do = (x if step is None else step(x) for x, step in zip(tensors, self.steps))
+        q, k, v, out = forward[:4]
+        if self.steps is not None:
+            steps = zip((q, k, v, out, do), self.steps)
+            q, k, v, out, do = (x if step is None else step(x) for x, step in steps)
         seqlens, longest_q, key_lists, _, mask, aux = kernel_extras(call, extras)
         sums = self._workspace(q)
         cu_q = None if seqlens is None else seqlens[0]
         if d_lse is not None:
             d_lse = d_lse.float()
         if not is_empty(call) or (needs.sinks and 0 not in (call.batch, call.heads, longest_q)):
-            cleared = sums if config.clears_sums else sums._replace(dq=None)
-            self.prepare(out, do, forward.lse, d_lse, *cleared, cu_q, longest_q)
+            cleared = sums.dq if config.clears_sums else None
+            rows = sums.lse, sums.row_sums
+            self.prepare(out, do, forward.lse, d_lse, *rows, cleared, sums.turns, cu_q, longest_q)
         d_mask = self._mask_gradients(mask, extras.mask) if needs.mask else None
         if not is_empty(call) and needs.scores:
             numbers = (call.scale, call.softcap, call.left, call.right)
@@ -337,8 +342,7 @@ class BackwardPlan:
         config, target = self.config, self.main.target
         if not isinstance(config, Sm90BackwardConfig):
             return ()
-        ctas = target.device.sm_count if takes_many_tiles(self.call, config) else MAX_CTAS
-        return (tile_counter(target.index) if config.takes_tiles else None), ctas
+        return (tile_counter(target.index) if config.takes_tiles else None), self.max_ctas
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""
@@ -352,22 +356,25 @@ class BackwardPlan:
         new = torch.zeros if hides or call.packed or is_empty(call) else torch.empty
         return new(expanded.shape, dtype=torch.float32 if several else mask.dtype, device=mask.device)
 
+    def _workspace_sizes(self) -> list[int]:
+        """Numbers of row sums, log-sum-exps, elements of dQ's sums and turns."""
+        call, row_tile = self.call, self.config.row_tile
+        if call.packed:
+            tiles = call.heads * (call.q_len // row_tile + call.batch)
+        else:
+            tiles = call.batch * call.heads * -(-call.q_len // row_tile)
+        rows = tiles * row_tile
+        return [rows, rows, rows * self.config.dim if self.sums_q else 0, 4 * tiles]
+
     def _workspace(self, q: torch.Tensor) -> Workspace:
         """Numbers of query tiles, as the kernels take them."""
+        memory = torch.empty(sum(self.sizes), dtype=torch.float32, device=q.device)
+        row_sums, lse, dq_sums, turns = torch.split_with_sizes(memory, self.sizes)
         call, config = self.call, self.config
-        gives_q = self.needs.q and self.dq_config is None
-        if call.packed:
-            tiles = call.heads * (call.q_len // config.row_tile + call.batch)
-        else:
-            tiles = call.batch * call.heads * -(-call.q_len // config.row_tile)
-        rows = tiles * config.row_tile
-        sizes = [rows, rows, rows * config.dim if gives_q else 0, 4 * tiles]
-        memory = torch.empty(sum(sizes), dtype=torch.float32, device=q.device)
-        row_sums, lse, dq_sums, turns = memory.split(sizes)
         if self.needs.sinks and (call.packed or is_empty(call)):  # some rows belong to no sequence
             lse.fill_(math.inf)
             row_sums.zero_()
-        if not gives_q:
+        if not self.sums_q:
             return Workspace(lse, row_sums, None, None)
         counts = config.deterministic or not config.clears_sums
         return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if counts else None)

@@ -165,6 +165,8 @@ def _new_out(call: AttentionCall, q: torch.Tensor) -> MakeOut:
 
 def kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
     """(seqlens, max_q, lists, sinks, mask, aux) as the kernel takes them."""
+    if extras is NO_EXTRAS:
+        return None, call.longest_q, None, None, None, None
     mask = extras.mask
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
