@@ -1,11 +1,13 @@
 """Tiles of keys that a CTA of the SM90 attention backward takes one after another, as it becomes free.
 
-    producer   loads of tile 0 | ask, send tile 1 | loads of tile 1, as far as stages are empty ...
-    others     tile 0                        | tile 1 ...
+    producer   ask, send tile 0 | loads of tile 0 | ask, send tile 1 | loads of tile 1, as far as stages are empty
+    others     tile 0                                          | tile 1 ...
 
 The number of the next tile is asked for after the last loads of a tile, when two blocks are left to compute.
 Tiles are handed out in their order, so one whose shares of dQ wait for their turn waits for tiles that other
-CTAs have at hand, or have computed.
+CTAs have at hand, or have computed. That holds where some CTAs cannot start before others end, too, since the
+first tile of a CTA is asked for as well: only where each has one tile it is that of the CTA's own number, as
+the GPU starts CTAs in their order.
 """
 
 from typing import Any
@@ -46,27 +48,26 @@ def hand_out_tiles(
     state: Any,
     load: cutlass.Constexpr,
 ):
-    """Producer warp: calls `load(state, job)`, which returns the next state, for each tile of this CTA, and
-    tells the other warps which it is. They know the first; and see `exists`."""
+    """Producer warp: calls `load(state, job)`, which returns the next state, for each tile of this CTA, after
+    it told the other warps which it is. Tiles that are not there are left out, see `exists`."""
     items = producer_state(item_queue.STAGES)
     size, ctas = work.tiles.size, Int32(cute.arch.grid_dim()[0])
-    number = Int32(cute.arch.block_idx()[0])
-    at = tile_of(spec, work, number)
+    number, numbers, start = Int32(cute.arch.block_idx()[0]), size, ctas
+    if ctas < size:
+        # Every CTA asks once more than it has tiles, in vain; the last one of all sets the counter back to 0.
+        numbers = size + ctas
+        start = Int32(0)
+        number = item_queue.number_taken(item_queue.ask_number(work.counter, numbers), start)
     while number < size:
+        at = tile_of(spec, work, number)
         job = job_of(spec, work, at)
         if exists(spec, job):
-            state = load(state, job)
-        asked = item_queue.ask_number(work.counter, size)
-        number = item_queue.number_taken(asked, ctas)
-        at = tile_of(spec, work, number)
-        first, sends = at.n, cutlass.Boolean(True)
-        if number >= size:
-            first = Int32(item_queue.NEVER)
-        elif cutlass.const_expr(spec.varlen):
-            sends = exists(spec, job_of(spec, work, at))
-        if sends:
-            item_queue.send(queue, items, (first, at.kv_head, at.batch, Int32(0)), 1)
+            item_queue.send(queue, items, (at.n, at.kv_head, at.batch, Int32(0)), 1)
             items.advance()
+            state = load(state, job)
+        asked = item_queue.ask_number(work.counter, numbers)
+        number = item_queue.number_taken(asked, start)
+    item_queue.send(queue, items, (Int32(item_queue.NEVER), Int32(0), Int32(0), Int32(0)), 1)
 
 
 @cute.jit
@@ -79,12 +80,10 @@ def for_each_tile(
 ) -> Any:
     """Other warps: calls `run(state, job)`, which returns the next state, for each tile of this CTA."""
     items = consumer_state(item_queue.STAGES)
-    at = tile_of(spec, work, Int32(cute.arch.block_idx()[0]))
-    while at.n > item_queue.NEVER:
-        job = job_of(spec, work, at)
-        if exists(spec, job):
-            state = run(state, job)
+    n, kv_head, batch, _ = item_queue.receive(queue, items, 1)
+    items.advance()
+    while n > item_queue.NEVER:
+        state = run(state, job_of(spec, work, KeyTile(n, kv_head, batch)))
         n, kv_head, batch, _ = item_queue.receive(queue, items, 1)
         items.advance()
-        at = KeyTile(n, kv_head, batch)
     return state
