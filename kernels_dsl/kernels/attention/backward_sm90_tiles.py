@@ -1,7 +1,7 @@
 """Tiles of keys that a CTA of the SM90 attention backward takes one after another, as it becomes free.
 
-    producer   ask, send tile 0 | loads of tile 0 | ask, send tile 1 | loads of tile 1, as far as stages are empty
-    others     tile 0                                          | tile 1 ...
+    producer   ask, send tile 0 | loads of tile 0 | ask, send tile 1 | loads of tile 1 as stages are empty ...
+    others                      | tile 0                                             | tile 1 ...
 
 The number of the next tile is asked for after the last loads of a tile, when two blocks are left to compute.
 Tiles are handed out in their order, so one whose shares of dQ wait for their turn waits for tiles that other
