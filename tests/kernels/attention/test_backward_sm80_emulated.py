@@ -95,7 +95,7 @@ def _run(
         tiles = heads * (rows // config.tile_q + len(packed.cu_q) - 1)
     sizes = (tiles * config.tile_q, tiles * config.tile_q, tiles * config.tile_q * config.dim)
     sums = [torch.full((size,), math.nan) for size in sizes]
-    turns = torch.full((2 * tiles,), 77, dtype=torch.int32) if config.deterministic else None
+    turns = torch.full((4 * tiles,), 77, dtype=torch.int32) if config.deterministic else None
     dq, dk, dv = (torch.full_like(x, math.nan if packed is None else 0.0) for x in inputs[:3])
     scale = q.shape[-1] ** -0.5
     cu_q = None if packed is None else packed.cu_q
@@ -108,7 +108,7 @@ def _run(
             *inputs, dk, dv, *sums, turns, *numbers, *rest, layout=common["layout"], config=config,
             variant=variant,
         )  # fmt: skip
-        FINISH(sums[2], dq, scale, cu_q, longest[0], order=config.sums, **common)
+        FINISH(sums[2], None, dq, scale, cu_q, longest[0], order=config.sums, **common)
     return Gradients(dq, dk, dv)
 
 
