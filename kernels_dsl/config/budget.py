@@ -7,9 +7,8 @@ one that spills. `why_not` says it before anything is compiled.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels_dsl.config.cluster_sums import SumShape
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.promotion import GROUP, RECENT, Promotion, scale_tiles
@@ -20,6 +19,9 @@ from kernels_dsl.config.wgmma import (
     shared_memory,
     why_not_wgmma_columns,
 )
+
+if TYPE_CHECKING:
+    from kernels_dsl.config.cluster_sums import SumShape
 
 MIN_STAGES = 2
 MIN_EPILOGUE_STAGES = 2
@@ -108,6 +110,8 @@ def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[in
 
 def cluster_sums(config: Sm90GemmConfig) -> SumShape:
     """Sums that CTAs which share a tile's K send each other."""
+    from kernels_dsl.config.cluster_sums import SumShape  # few products have such
+
     return SumShape(accumulator_registers(config), config.cluster_k, sm90_consumers(config))
 
 

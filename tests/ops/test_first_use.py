@@ -54,7 +54,7 @@ gc.callbacks.append(lambda phase, info: runs.append(phase))
 kernels_dsl.gemm
 print(len(runs), gc.get_count()[0], gc.get_freeze_count() > frozen // 2, gc.isenabled())
 """
-MODULES = 82  # of this library some 60, of tvm_ffi 3; lowering.kept in the emulator alone
+MODULES = 83  # of this library some 60, of tvm_ffi 3; lowering.kept in the emulator alone
 WRITTEN_CLASSES = 4  # dataclasses whose methods Python compiles, 0.6 ms each; frozen ones: lowering.records
 OWN = ("kernels_dsl", "lowering", "tvm_ffi", "cuda", "_cython")
 
