@@ -216,9 +216,7 @@ def _run_one(suite: str, options: Options) -> None:
             results=options.results,
         )
     else:
-        rows = LISTED[suite]()
-        for row in rows:
-            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items()))
+        rows = harness.as_they_come(LISTED[suite])
         harness.write(f"attention_{suite}", machine.header(), rows, options.results)
     torch.cuda.empty_cache()
 

@@ -272,21 +272,11 @@ def host_rows() -> Iterator[dict[str, Any]]:
         yield {"name": name, "host_us": host_us(timed)}
 
 
-def _as_they_come(rows: Callable[[], Iterator[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """All of them, each printed as soon as it is there."""
-    found = []
-    for row in rows():
-        words = (f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items())
-        print("  ".join(words), flush=True)
-        found.append(row)
-    return found
-
-
 LISTED: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "quantize": partial(_as_they_come, quantize_rows),
-    "error": partial(_as_they_come, error_rows),
-    "gemm_error": partial(_as_they_come, fp8_gemm.error_rows),
-    "host": partial(_as_they_come, host_rows),
+    "quantize": partial(harness.as_they_come, quantize_rows),
+    "error": partial(harness.as_they_come, error_rows),
+    "gemm_error": partial(harness.as_they_come, fp8_gemm.error_rows),
+    "host": partial(harness.as_they_come, host_rows),
 }
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention_cases,

@@ -160,6 +160,16 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def as_they_come(rows: Callable[[], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """All rows of a name and numbers, each printed as soon as it is there."""
+    found = []
+    for row in rows():
+        words = (f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items())
+        print("  ".join(words), flush=True)
+        found.append(row)
+    return found
+
+
 def run_suite(
     suite: str,
     cases: Iterable[Case],

@@ -137,13 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
     args = parser.parse_args()
-    found = []
-    for row in rows():
-        print(
-            "  ".join(f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items()),
-            flush=True,
-        )
-        found.append(row)
+    found = harness.as_they_come(rows)
     names = dict.fromkeys(key for row in found for key in row)
     filled = [{name: row.get(name) for name in names} for row in found]
     harness.write("host_gradients", machine.header(), filled, args.results)

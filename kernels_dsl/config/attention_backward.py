@@ -72,6 +72,11 @@ class Sm90BackwardConfig:
         return not (self.stores_first and self.sums_buffers)
 
     @property
+    def counts_shares(self) -> bool:
+        """Says whether shares of a query tile's dQ are counted: for their order, or for the first of them."""
+        return self.deterministic or not self.clears_sums
+
+    @property
     def takes_tiles(self) -> bool:
         """Says whether a CTA takes tile after tile; with a warpgroup for each product it has one."""
         return self.cta_keys > 64
@@ -174,6 +179,11 @@ class Sm80BackwardConfig:
     """Query rows whose sums lie together in memory."""
     clears_sums = True
     """Sums of dQ must be 0 before."""
+
+    @property
+    def counts_shares(self) -> bool:
+        """Says whether shares of a query tile's dQ are counted, for their order."""
+        return self.deterministic
 
     @property
     def copies_ahead(self) -> bool:

@@ -117,21 +117,21 @@ def change_scores(
 
     `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
     """
-    scaled = operands.scale
+    scaled, in_caps = operands.scale, variant.caps_last and slopes is None
     if variant.caps_last:  # a division of each score is a subroutine, which takes no register for a factor
         inverse = cute.arch.rcp_approx(operands.softcap)
-        scaled = scaled * inverse if slopes is None else scaled
+        scaled = scaled * inverse if in_caps else scaled
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
             score, slope = scores[r, c] * scaled, Float32(1.0)
             if variant.softcap:
                 if not variant.caps_last:
                     score = score / operands.softcap
-                elif slopes is not None:
+                elif not in_caps:
                     score = score * inverse
                 bent = cute.math.tanh(score, fastmath=True)
                 slope = 1.0 - bent * bent
-                score = bent if variant.caps_last and slopes is None else operands.softcap * bent
+                score = bent if in_caps else operands.softcap * bent
             i, j = origin.row + places.query(r), origin.column + places.key(c)
             if variant.score_mod is not None:
                 indices = (origin.batch, origin.head, *_inside(i, j, seq))

@@ -217,29 +217,20 @@ def pass_turn(buffer: Int32):
     cute.arch.barrier_arrive(barrier_id=int(NamedBarrier.GIVEN) + buffer, number_of_threads=THREADS)
 
 
-@dsl_user_op
-def add_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int, *, loc=None, ip=None) -> None:
+def add_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """`cp.reduce.async.bulk`: adds `size` bytes of float32 numbers in shared memory to those at `target`."""
-    inline_ptx(
-        None,
-        (target.toint(loc=loc, ip=ip), source.toint(loc=loc, ip=ip)),
-        f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {size};",
-        "l,r",
-        effects=True,
-        loc=loc,
-        ip=ip,
-    )
+    copy_in_bulk("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", target, source, size)
+
+
+def store_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+    """`cp.async.bulk`: stores `size` bytes of shared memory."""
+    copy_in_bulk("cp.async.bulk.global.shared::cta.bulk_group", target, source, size)
 
 
 @dsl_user_op
-def store_in_bulk(target: cute.Pointer, source: cute.Pointer, size: int, *, loc=None, ip=None) -> None:
-    """`cp.async.bulk`: stores `size` bytes of shared memory."""
-    inline_ptx(
-        None,
-        (target.toint(loc=loc, ip=ip), source.toint(loc=loc, ip=ip)),
-        f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {size};",
-        "l,r",
-        effects=True,
-        loc=loc,
-        ip=ip,
-    )
+def copy_in_bulk(
+    instruction: str, target: cute.Pointer, source: cute.Pointer, size: int, *, loc=None, ip=None
+) -> None:
+    """An instruction that takes `size` bytes of shared memory to `target`."""
+    addresses = target.toint(loc=loc, ip=ip), source.toint(loc=loc, ip=ip)
+    inline_ptx(None, addresses, f"{instruction} [$0], [$1], {size};", "l,r", effects=True, loc=loc, ip=ip)

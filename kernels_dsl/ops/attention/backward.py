@@ -170,10 +170,10 @@ def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     In any order that takes an atomic operation for each share: it pays where there are few, as measured on an
     H200.
     """
-    if config.takes_tiles and not takes_many_tiles(call, config):
-        return False
-    few = config.takes_tiles and call.block is None and call.longest_k <= SHORT
-    return config.deterministic or few
+    if not config.takes_tiles:
+        return config.deterministic
+    few = call.block is None and call.longest_k <= SHORT
+    return takes_many_tiles(call, config) and (config.deterministic or few)
 
 
 def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:
@@ -310,9 +310,8 @@ class BackwardPlan:
         if d_lse is not None:
             d_lse = d_lse.float()
         if not is_empty(call) or (needs.sinks and 0 not in (call.batch, call.heads, longest_q)):
-            cleared = sums.dq if config.clears_sums else None
-            rows = sums.lse, sums.row_sums
-            self.prepare(out, do, forward.lse, d_lse, *rows, cleared, sums.turns, cu_q, longest_q)
+            cleared = sums if config.clears_sums else sums._replace(dq=None)
+            self.prepare(out, do, forward.lse, d_lse, *cleared, cu_q, longest_q)
         d_mask = self._mask_gradients(mask, extras.mask) if needs.mask else None
         if not is_empty(call) and needs.scores:
             numbers = (call.scale, call.softcap, call.left, call.right)
@@ -376,8 +375,7 @@ class BackwardPlan:
             row_sums.zero_()
         if not self.sums_q:
             return Workspace(lse, row_sums, None, None)
-        counts = config.deterministic or not config.clears_sums
-        return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if counts else None)
+        return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if config.counts_shares else None)
 
     def _sinks(self, sinks: torch.Tensor | None, sums: Workspace) -> torch.Tensor:
         """A sink is the score of a key whose value is 0: its gradient is P (0 - row sum)."""

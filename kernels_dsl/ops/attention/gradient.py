@@ -135,14 +135,14 @@ def _repeated(
 ) -> Gradients | None:
     """Gradients of q, k and v alone in a call like an earlier one of this key; None where there was none, or
     something watches this one. `results`: q, k, v, the output and the log-sum-exp."""
-    plan = call_cache.find(_CALLS, (key, d_lse is None), _given(do, d_lse, results))
+    plan = call_cache.find(_CALLS, key, _given(do, d_lse, results))
     if plan is not None:
         q, k, v, out, lse = results
         try:
             gradients: Gradients = plan.run(Forward(q, k, v, out, lse, NO_EXTRAS), do, d_lse)
             return gradients
         except ValueError as error:
-            call_cache.refused(_CALLS, (key, d_lse is None), error)
+            call_cache.refused(_CALLS, key, error)
     return None
 
 
@@ -157,7 +157,7 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any], key: Any = None) 
     alone = all(x is None for x in tensors[7:])
     if alone and key is None:
         q, k, *_ = results
-        key = (q.shape, k.shape, *keywords.values())
+        key = (q.shape, k.shape, d_lse is None, *keywords.values())
         found = _repeated(key, do, d_lse, results)
         if found is not None:
             return found
@@ -166,7 +166,7 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any], key: Any = None) 
     plan = _plan_of(x, forward)
     gradients = plan.run(forward, do, d_lse)
     if alone and not target_of(x.q, "q").emulated:
-        call_cache.keep(_CALLS, (key, d_lse is None), _given(do, d_lse, results), plan)
+        call_cache.keep(_CALLS, key, _given(do, d_lse, results), plan)
     return gradients
 
 
@@ -259,7 +259,8 @@ def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> t
     saved, key = ctx.saved_tensors, None
     if ctx.call is not None and ctx.call.extras is NO_EXTRAS and do is not None:
         _, needs_q, needs_k, needs_v = ctx.needs_input_grad
-        key = (ctx.call.recorded, needs_q, needs_k or needs_v, torch.are_deterministic_algorithms_enabled())
+        ordered = torch.are_deterministic_algorithms_enabled()
+        key = (ctx.call.recorded, needs_q, needs_k or needs_v, ordered, d_lse is None)
         alone = _repeated(key, do, d_lse, saved)
         if alone is not None:
             return None, alone.q, alone.k if needs_k else None, alone.v if needs_v else None
