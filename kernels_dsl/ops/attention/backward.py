@@ -300,7 +300,7 @@ class BackwardPlan:
         new: Callable[..., torch.Tensor] = torch.zeros_like if self._leaves_rows(extras) else torch.empty_like
         asked = zip((forward.q, forward.k, forward.v), (needs.q, needs.kv, needs.kv))
         dq, dk, dv = (new(x, memory_format=torch.contiguous_format) if need else None for x, need in asked)
-        q, k, v, out = forward[:4]
+        q, k, v, out, *_ = forward
         if self.steps is not None:
             steps = zip((q, k, v, out, do), self.steps)
             q, k, v, out, do = (x if step is None else step(x) for x, step in steps)
