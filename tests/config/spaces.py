@@ -133,7 +133,7 @@ _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "turned": (False, True),
     "stream_k": (False, True),
     "l2_prefetch": (False, True),
-    "cluster_k": (1, 2, 4),
+    "cluster_k": (1, 2, 3, 4),
     "overlap": (False, True),
     "arch": ("sm_90a",),
 }

@@ -73,6 +73,7 @@ FEW_ROWS = (
     (7, Sm90GemmConfig(128, 16, cluster_k=4)),
     (40, Sm90GemmConfig(128, 48, cluster_k=2, turned=True, l2_prefetch=True)),
     (40, Sm90GemmConfig(64, 80, cluster_k=4, turned=True)),
+    (40, Sm90GemmConfig(192, 48, cluster_k=3, turned=True, l2_prefetch=True)),
     (40, Sm90GemmConfig(64, 48, cluster_k=2, turned=True, overlap=True)),
     (40, Sm90GemmConfig(64, 48, split_k=2, turned=True)),
     (40, Sm90GemmConfig(64, 48, turned=True, l2_prefetch=True, overlap=True)),
