@@ -1,4 +1,4 @@
-"""The tables of `gemm_small`: a line a layer, a column for each number of rows, a table for each kind of operands."""
+"""The tables of `gemm_small`: one for each kind of operands, with a line a layer and a column for each M."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks.gemm_small_table import table
 
 FACTS: dict[str, Any] = {
-    "gpu": "NVIDIA H200", "sms": 132, "l2_mib": 60, "driver": "1", "sm_clock_mhz": "1", "sm_clock_max_mhz": "1",
-    "memory_clock_mhz": "1", "power_cap_w": "1", "cuda": "13", "python": "3.12", "versions": {}, "commit": "c",
+    **dict.fromkeys(("driver", "cuda", "python", "commit", "power_cap_w", "memory_clock_mhz"), "1"),
+    **dict.fromkeys(("sm_clock_mhz", "sm_clock_max_mhz"), "1980"),
+    "gpu": "NVIDIA H200", "sms": 132, "l2_mib": 60, "versions": {},
 }  # fmt: skip
 
 
