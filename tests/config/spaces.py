@@ -135,6 +135,7 @@ _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "l2_prefetch": (False, True),
     "cluster_k": (1, 2, 3, 4),
     "overlap": (False, True),
+    "late": (False, True),
     "arch": ("sm_90a",),
 }
 _SM80_FIELDS: dict[str, tuple[Any, ...]] = {

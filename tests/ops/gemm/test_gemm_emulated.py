@@ -75,6 +75,7 @@ FEW_ROWS = (
     (40, Sm90GemmConfig(64, 80, cluster_k=4, turned=True)),
     (40, Sm90GemmConfig(192, 48, cluster_k=3, turned=True, l2_prefetch=True)),
     (40, Sm90GemmConfig(64, 48, cluster_k=2, turned=True, overlap=True)),
+    (40, Sm90GemmConfig(64, 48, turned=True, l2_prefetch=True, late=True)),
     (40, Sm90GemmConfig(64, 48, split_k=2, turned=True)),
     (40, Sm90GemmConfig(64, 48, turned=True, l2_prefetch=True, overlap=True)),
     (40, Sm90GemmConfig(64, 48, cluster_m=2, stream_k=True, turned=True, l2_prefetch=True)),
