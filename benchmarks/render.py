@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import (
     density_plot,
+    gemm_small_table,
     harness,
     machine,
     overview,
@@ -142,6 +143,8 @@ def _rendered(path: Path, picture: Path, link: str) -> tuple[str, str]:
     """The table of one file of results, its plot drawn to `picture`; and a word on both."""
     stored = json.loads(path.read_text())
     gpu = stored["header"]["gpu"]
+    if path.stem == "gemm_small":
+        return gemm_small_table.table(stored["header"], stored["rows"]), "table"
     if "ms" in stored["rows"][0]:
         facts, rows = harness.read(path)
         table = rate_table(facts, rows, "M×N×K" if path.stem.startswith("gemm") else "case")

@@ -31,6 +31,8 @@ MIN_EPILOGUE_STAGES = 2
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 # The same where another kernel's CTA has half of the SM.
 SM90_OVERLAP_LIMIT = {1: 80, 2: 48}
+# The same where CTAs of a cluster send each other sums, for fp8 that is not promoted and others.
+SM90_SHARED_K_LIMIT = {True: {3: 32}, False: {3: 64}}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
 # The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
@@ -248,6 +250,12 @@ def _why_not_cluster_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | No
         return f"cluster_k is {config.cluster_k}, must be 1 in turns or with a cluster along M or N"
     if config.split_k > 1 or config.stream_k or problem.grouped:
         return f"cluster_k is {config.cluster_k}, must be 1 with split_k, stream_k or groups of rows"
+    registers, fast = accumulator_registers(config), problem.ab_type == "fp8" and problem.promotion is None
+    limit = SM90_SHARED_K_LIMIT[fast].get(sm90_consumers(config), registers)
+    if registers > limit:
+        return f"{registers} accumulator registers a thread, at most {limit} leave no spills with cluster_k"
+    if config.cluster_k not in (2, 3, 4, 8):
+        return f"cluster_k is {config.cluster_k}, must be 1, 2, 3, 4 or 8"
     if -(-problem.k // config.tile_k_for(problem.ab_bytes)) < config.cluster_k:
         return f"cluster_k is {config.cluster_k}, more than K has tiles"
     return None
@@ -300,7 +308,7 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         return reason
     if config.l2_prefetch and problem.grouped:
         return "l2_prefetch is True, must be False where rows are in groups, whose ends come late"
-    if config.cluster_ctas not in (1, 2, 4, 8):
+    if config.cluster_m * config.cluster_n not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"
     if problem.ab_type in ("fp32", "fp8") and not (problem.a_k_major and problem.b_k_major):
         kind = "tf32" if problem.ab_type == "fp32" else "fp8"

@@ -54,6 +54,8 @@ class Sm90GemmConfig:
     `cluster_k` CTAs share a tile's K, and the first of them adds their sums, in order, and stores the tile.
     `overlap`: a CTA takes half of an SM, and the next kernel starts in the other half when this one's last
     loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
+    `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
+    where this one leaves SMs without work.
     """
 
     tile_m: int
@@ -72,6 +74,7 @@ class Sm90GemmConfig:
     l2_prefetch: bool = False
     cluster_k: int = 1
     overlap: bool = False
+    late: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -90,6 +93,7 @@ class Sm90GemmConfig:
         words += ["stream-k"] * self.stream_k
         words += ["l2-prefetch"] * self.l2_prefetch
         words += ["overlap"] * self.overlap
+        words += ["late"] * self.late
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
 

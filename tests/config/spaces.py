@@ -133,8 +133,9 @@ _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "turned": (False, True),
     "stream_k": (False, True),
     "l2_prefetch": (False, True),
-    "cluster_k": (1, 2, 4),
+    "cluster_k": (1, 2, 3, 4),
     "overlap": (False, True),
+    "late": (False, True),
     "arch": ("sm_90a",),
 }
 _SM80_FIELDS: dict[str, tuple[Any, ...]] = {

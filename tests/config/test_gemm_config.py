@@ -123,6 +123,7 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(64, 16, cluster_m=2, cluster_k=2), {}, "cluster_k is 2, must be 1 in turns or"),
         (Sm90GemmConfig(64, 16, cluster_k=2, stream_k=True), {}, "cluster_k is 2, must be 1 with split_k"),
         (Sm90GemmConfig(64, 16, cluster_k=2), {"k": 64}, "cluster_k is 2, more than K has tiles"),
+        (Sm90GemmConfig(64, 16, cluster_k=5), {}, "cluster_k is 5, must be 1, 2, 3, 4 or 8"),
         (Sm90GemmConfig(192, 16, overlap=True), {}, "overlap is True, must be False in turns, or with"),
         (Sm90GemmConfig(64, 208, overlap=True), {}, "104 accumulator registers a thread, at most 80"),
         (Sm90GemmConfig(128, 128), {"a_align": 8}, "TMA loads need"),
@@ -269,23 +270,34 @@ def test_writers_do_not_lose_each_others_winners(tmp_path: Path) -> None:
 
 def _of_few_rows(m: int, n: int, k: int, **changes: object) -> GemmProblem:
     """A problem in the kernel's orientation: with M and N exchanged where a tile's N has all rows."""
-    rows, columns = (n, m) if m <= 32 else (m, n)
-    return replace(GemmProblem(rows, columns, k, b_k_major=True), **changes)
+    problem = replace(GemmProblem(m, n, k, b_k_major=True), **changes)
+    if m > 32:
+        return problem
+    return replace(problem, m=n, n=m, promotion=problem.promotion and problem.promotion.swapped())
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "tile"),
     [
-        (4, 4096, 4096, Sm90GemmConfig(64, 16, overlap=True)),
-        (16, 2112, 7168, Sm90GemmConfig(64, 16, split_k=2)),
-        (33, 12288, 4096, Sm90GemmConfig(64, 48, turned=True)),
-        (64, 2112, 7168, Sm90GemmConfig(64, 64, turned=True, split_k=2)),
+        (4, 4096, 4096, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
+        (4, 4096, 14336, Sm90GemmConfig(64, 16, cluster_k=2)),
+        (4, 5120, 25600, Sm90GemmConfig(64, 16, overlap=True)),
+        (16, 2112, 7168, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
+        (16, 10240, 8192, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
+        (16, 28672, 4096, Sm90GemmConfig(64, 16, late=True)),
+        (33, 12288, 4096, Sm90GemmConfig(64, 48, turned=True, late=True)),
+        (64, 2112, 7168, Sm90GemmConfig(64, 64, turned=True, cluster_k=2)),
+        (64, 5120, 25600, Sm90GemmConfig(192, 64, turned=True, cluster_k=4)),
+        (100, 7168, 18432, Sm90GemmConfig(192, 112, turned=True, cluster_k=3)),
+        (100, 10240, 8192, Sm90GemmConfig(192, 112, turned=True, cluster_k=2)),
+        (100, 12288, 4096, Sm90GemmConfig(192, 64, cluster_n=2, turned=True)),
         (100, 24576, 1536, Sm90GemmConfig(192, 112, turned=True)),
-        (100, 28672, 4096, Sm90GemmConfig(128, 112, turned=True)),
-        (129, 4096, 14336, Sm90GemmConfig(128, 80, cluster_n=2, turned=True, stream_k=True)),
-        (129, 8192, 8192, Sm90GemmConfig(64, 144, turned=True)),
+        (100, 28672, 4096, Sm90GemmConfig(128, 112, cluster_m=2, turned=True, stream_k=True)),
+        (129, 4096, 14336, Sm90GemmConfig(64, 144, turned=True, cluster_k=2)),
+        (129, 8192, 8192, Sm90GemmConfig(128, 144, turned=True, cluster_k=2)),
         (144, 14336, 4096, Sm90GemmConfig(128, 144, turned=True)),
-        (200, 4096, 4096, Sm90GemmConfig(64, 112, cluster_n=2, turned=True)),
+        (200, 4096, 4096, Sm90GemmConfig(64, 208, turned=True, cluster_k=2)),
+        (200, 5120, 25600, Sm90GemmConfig(192, 112, cluster_n=2, turned=True, stream_k=True)),
         (200, 51200, 5120, Sm90GemmConfig(128, 208, cluster_m=2, turned=True, stream_k=True)),
         (256, 12288, 4096, Sm90GemmConfig(192, 128, cluster_n=2, turned=True)),
     ],
@@ -308,7 +320,8 @@ def test_other_problems_get_no_tile_of_few_rows() -> None:
 
 def test_every_tile_of_few_rows_fits() -> None:
     """Those of all numbers of rows and many matrices, in bf16 and fp8: none is refused by the budget."""
-    for ab_type, promotion in (("bf16", None), ("fp8", Promotion()), ("fp8", None)):
+    kinds = (("bf16", None), ("fp8", Promotion()), ("fp8", None), ("fp8", Promotion(1, 128)))
+    for ab_type, promotion in kinds:
         for m in (*range(1, 17), *range(33, 257, 7), 256):
             for n in range(2048, 60000, 2944):
                 problem = _of_few_rows(m, n, 4096, ab_type=ab_type, promotion=promotion)

@@ -110,7 +110,7 @@ def gemm_kernel(
         layouts,
         beside_tiles(spec),
         wait=not spec.l2_prefetch,
-        launch=not spec.overlap,
+        launch=not spec.late,
     )
     roles = GemmRoles(
         spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
@@ -215,7 +215,7 @@ class GemmRoles:
             return skeleton.load_stages(self.ring, state, tiles.k_range(tile), tma.both(a, b))
 
         state = skeleton.load_tiles(spec.stages, tiles, load)
-        if spec.overlap:
+        if spec.late:
             cute.arch.griddepcontrol_launch_dependents()
         # Peers may still write into this CTA's shared memory, or signal its barriers: stay until then.
         self.ring.producer_tail(state)

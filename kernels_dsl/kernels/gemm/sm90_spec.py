@@ -58,7 +58,8 @@ class GemmSpec(Warpgroups):
     stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.CutTiles`
     l2_prefetch: bool  # of the larger operand, before the kernel that runs is over
     cluster_k: int  # CTAs that share a tile's K, see `blocks.reduce.cluster_sums`
-    overlap: bool  # a CTA has half of the SM, and the next kernel starts behind the last loads
+    overlap: bool  # a CTA has half of the SM
+    late: bool  # the next kernel starts behind the last loads
 
     @property
     def cluster_rows(self) -> int:
@@ -163,7 +164,7 @@ def make_spec(
     plan = EpiloguePlan(
         (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
         spare=max(0, limit - accumulator_registers(config) * (2 if ahead else 1)),
-        before=EARLY_REGISTERS[promotion is not None],
+        before=0 if config.cluster_k > 1 and consumers == 3 else EARLY_REGISTERS[promotion is not None],
         early=EARLY[promotion is not None],
     )  # fmt: skip
     return GemmSpec(
@@ -173,5 +174,5 @@ def make_spec(
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
         l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k,
-        overlap=config.overlap,
+        overlap=config.overlap, late=config.late or config.overlap,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels_dsl.checks.layout import MatrixLayout
-from kernels_dsl.config import gemm_table
+from kernels_dsl.config import few_rows, gemm_table
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
@@ -89,14 +89,17 @@ def _problem(
     m, n, d_align = call.m, call.n, d.align
     if call.groups is not None:
         m = -(-m // call.groups)
-    if swap != (d.contiguous == "column"):
+    # A thin result may be stored contiguous along the kernel's M.
+    thin = swap and d.contiguous == "row" and not call.batch and call.reduction is None
+    thin = thin and few_rows.thin_by_tma(call.m, call.n, call.k, call.ab_dtype.itemsize)
+    if swap != (d.contiguous == "column") and not thin:
         d_align = call.d_dtype.itemsize  # not contiguous along the kernel's N
     if swap:
         m, n = n, m
         a_k_major, b_k_major, a_align, b_align = b_k_major, a_k_major, b_align, a_align
     # A TMA store cuts rows at 16 bytes: where a row of D ends between, as in a slice of a wider tensor, it
     # would overwrite what lies beside it.
-    row_bytes = call.d_shape[-1] * call.d_dtype.itemsize if call.gated else n * call.d_dtype.itemsize
+    row_bytes = (call.d_shape[-1] if call.gated else m if thin else n) * call.d_dtype.itemsize
     d_align = min(d_align, row_bytes & -row_bytes) if row_bytes else d_align
     promotion = call.promotion.swapped() if swap and call.promotion is not None else call.promotion
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
