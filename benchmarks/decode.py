@@ -1,12 +1,13 @@
 """Decoding attention against FlashAttention-3 and PyTorch's: microseconds, and terabytes of cache a second.
 
-    python -m benchmarks.decode                               # two minutes
+    python -m benchmarks.decode                               # a minute, and half of one to compile
     python -m benchmarks.decode --fa3 _vllm_fa3_C.abi3.so     # where vLLM is not installed
 
 One query a sequence, bf16, D 128, caches in pages. All are timed as CUDA graphs, in turns, on caches that
 rotate so that keys come from HBM. FlashAttention-3 counts with and without metadata for its scheduler that is
 computed ahead. `ours_equal` is ours with `decode_equals_prefill`. The rate is that of the keys and values
-which a call must read, once. Caches of fp8 have a table of their own, beside bf16 of the same run.
+which a call must read, once. Caches of fp8 have a table of their own, beside bf16 of the same run and
+FlashAttention-3 with fp8 queries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, machine
-from benchmarks.decode_calls import Inputs, Problem, check, flash3, flash3_library, inputs, ours, sdpa
+from benchmarks.decode_calls import (
+    Inputs,
+    Problem,
+    check,
+    check_near,
+    flash3,
+    flash3_library,
+    flash_attn_call,
+    flashinfer_call,
+    inputs,
+    ours,
+    sdpa,
+)
 from benchmarks.harness import OURS, Case, Row
 from kernels_dsl.measure import Call, host_us
 
@@ -30,7 +43,7 @@ SIZES = (
 )  # fmt: skip
 """Sequences, keys of each, query heads on 8 of keys."""
 FP8_SIZES = ((64, 8192, 32), (1, 131072, 32), (8, 32768, 32), (16, 4096, 128), (1, 1024, 32))
-"""The same with caches of e4m3 and bf16 queries, which FlashAttention-3 does not take."""
+"""The same with caches of e4m3 and bf16 queries, which FlashAttention-3 takes with e4m3 queries alone."""
 LOGNORMAL = (64, 2048, 1.2, 128, 32768)
 """Sequences, median, sigma, shortest, longest."""
 ROOM = 131072
@@ -65,8 +78,8 @@ def case_of(problem: Problem, library: Path | None) -> Case:
     if problem.room:
         exact = -(-max(problem.lengths) // problem.page)
         calls["ours_exact"] = ours([x._replace(table=x.table[:, :exact].contiguous()) for x in sets])
-    if library is not None and not problem.fp8:
-        right = partial(check, problem=problem, sets=sets)
+    if library is not None:
+        right = partial(check_near if problem.fp8 else check, problem=problem, sets=sets)
         calls |= _right("fa3", partial(flash3, sets, problem, False), right)
         calls |= _right("fa3_planned", partial(flash3, sets, problem, True), right)
     if sets[0].flat is not None:
@@ -120,22 +133,28 @@ def fp8_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if title != name:
             own, bf16 = row["us"], of_name[title]["us"]
             numbers = {"fp8_us": own, "fp8_tb_s": row["tb_s"], "bf16_us": bf16, "x_bf16": bf16 / own}
-            equal = {"fp8_equal_us": row["ours_equal_us"]}
-            found.append({"name": title, **numbers, **equal, "method": row["method"]})
+            beside = {"fp8_equal_us": row["ours_equal_us"], "fa3_us": row["fa3_us"]}
+            beside["fa3_planned_us"] = row["fa3_planned_us"]
+            found.append({"name": title, **numbers, **beside, "method": row["method"]})
     return found
 
 
 def host_rows() -> list[dict[str, Any]]:
-    """Host time of eager calls on small problems: of one launch, of two, and of a product of PyTorch's."""
+    """Host time of eager calls on small problems: of one launch, of two, under the names of other libraries,
+    and of a product of PyTorch's."""
     import torch
 
-    one, two = (ours(inputs(Problem("host", (1024,) * batch, 32))) for batch in (1, 8))
+    one, two = (inputs(Problem("host", (1024,) * batch, 32)) for batch in (1, 8))
     a = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {
-        "1×1024": lambda: one(0), "8×1024": lambda: two(0), "torch.mm": lambda: torch.mm(a, a),
+        "1×1024": partial(ours(one), 0), "8×1024": partial(ours(two), 0),
+        "1×1024, flash_attn_with_kvcache": flash_attn_call(one[0]),
+        "1×1024, FlashInfer's run": flashinfer_call(one[0]), "torch.mm": lambda: torch.mm(a, a),
     }  # fmt: skip
     nothing = dict.fromkeys(("tb_s", *(f"{peer}_us" for peer in PEERS), "x_best"))
-    rounds = [{name: host_us(call, batches=15) for name, call in calls.items()} for _ in range(3)]
+    names = list(calls)
+    orders = (names, names[::-1], names)
+    rounds = [{name: host_us(calls[name], batches=15) for name in order} for order in orders]
     return [
         {"name": f"host time, {name}", "us": min(r[name] for r in rounds), **nothing, "method": "host"}
         for name in calls
@@ -163,10 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.decode", description="Decoding attention against its peers."
     )
-    parser.add_argument("--page", type=int, action="append", help="keys of a page; may be repeated: 16, 128")
+    parser.add_argument("--page", type=int, action="append", help="keys of a page (16); may be repeated")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's library (default: an installed vLLM's)")
     parser.add_argument("--rounds", type=int, default=10, help="replays of each (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time each row so long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time each row so long (%(default)s)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder for <gpu>/decode*.json")
     args = parser.parse_args(argv)
     import torch
@@ -176,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = machine.header()
     print(*machine.header_lines(facts), sep="\n", flush=True)
     library = flash3_library(args.fa3)
-    rows = run(args.page or (16, 128), library, args.rounds, args.seconds)
+    rows = run(args.page or (16,), library, args.rounds, args.seconds)
     fp8 = fp8_rows(rows)
     names = {f"{row['name']}, fp8 KV" for row in fp8}
     print(f"wrote {harness.write('decode', facts, [r for r in rows if r['name'] not in names], args.out)}")

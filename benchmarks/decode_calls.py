@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,32 @@ def ours(sets: Sequence[Inputs], equals_prefill: bool = False) -> Call:
     return call
 
 
+def flash_attn_call(x: Inputs) -> Callable[[], Any]:
+    """`kernels_dsl.flash_attn.flash_attn_with_kvcache`."""
+    from kernels_dsl.flash_attn import flash_attn_with_kvcache
+
+    return partial(
+        flash_attn_with_kvcache, x.q, x.k_cache, x.v_cache, cache_seqlens=x.lengths, block_table=x.table,
+        causal=True,
+    )  # fmt: skip
+
+
+def flashinfer_call(x: Inputs) -> Callable[[], Any]:
+    """`run` of `kernels_dsl.flashinfer`'s wrapper for decoding, for sequences of whole pages."""
+    import torch
+
+    from kernels_dsl.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    (batch, width), (_, page, kv_heads, dim) = x.table.shape, x.k_cache.shape
+    starts = torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=x.table.device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(x.table)
+    wrapper.plan(
+        starts, x.table.flatten(), torch.full_like(x.lengths, page), x.q.shape[2], kv_heads, dim, page,
+        q_data_type=x.q.dtype,
+    )  # fmt: skip
+    return partial(wrapper.run, x.q[:, 0], (x.k_cache, x.v_cache))
+
+
 def sdpa(sets: Sequence[Inputs]) -> Call:
     """PyTorch's attention, to the same keys in one piece."""
     import torch
@@ -145,15 +172,21 @@ def flash3_library(given: Path | None) -> Path | None:
 
 def flash3(sets: Sequence[Inputs], problem: Problem, metadata: bool, splits: int = 0) -> Call:
     """FlashAttention-3 with `metadata` for its scheduler computed ahead, once, or without. `splits`: 0 leaves
-    their number to it."""
+    their number to it. It takes caches of fp8 with queries of fp8 alone, so it gets such."""
     import torch
 
     operators = torch.ops._vllm_fa3_C
     batch, longest, scale = len(problem.lengths), problem.capacity, 1 / math.sqrt(DIM)
+    dtype, queries, descales = torch.bfloat16, [x.q for x in sets], [[None] * 3 for _ in sets]
+    if problem.fp8:
+        dtype = torch.float8_e4m3fn
+        queries = [x.q.to(dtype) for x in sets]
+        of_head = [x.scale.expand(batch, -1).contiguous() for x in sets]
+        descales = [[torch.ones_like(scales), scales, scales] for scales in of_head]
     planned = None
     if metadata:
         described = (
-            batch, 1, longest, problem.heads, problem.kv_heads, DIM, DIM, torch.bfloat16, sets[0].lengths,
+            batch, 1, longest, problem.heads, problem.kv_heads, DIM, DIM, dtype, sets[0].lengths,
             None, None, None, None, None, problem.page, 0, True, -1, -1, False, splits, None, 0,
         )  # fmt: skip
         planned = operators.get_scheduler_metadata(*described)
@@ -162,12 +195,22 @@ def flash3(sets: Sequence[Inputs], problem: Problem, metadata: bool, splits: int
     def call(n: int) -> Any:
         x = sets[n]
         arguments = (
-            x.q, x.k_cache, x.v_cache, *nothing, x.lengths, 1, longest, x.table, *nothing, scale, True,
+            queries[n], x.k_cache, x.v_cache, *nothing, x.lengths, 1, longest, x.table, *nothing[:5],
+            *descales[n], scale, True,
             -1, -1, 0.0, True, planned, splits, None, 0, None, 1, 0, None,
         )  # fmt: skip
         return operators.fwd(*arguments)[0]
 
     return call
+
+
+def check_near(call: Call, problem: Problem, sets: Sequence[Inputs]) -> None:
+    """As `check`, for queries and probabilities of fp8: RuntimeError where the difference from our result is
+    a tenth of it or more."""
+    wanted, found = (output_of(x(0)).float() for x in (ours(sets), call))
+    error = float((found.reshape(wanted.shape) - wanted).norm() / wanted.norm())
+    if not error < 0.1:
+        raise RuntimeError(f"{problem.name}: differs by {error:.3f} of the result")
 
 
 def check(call: Call, problem: Problem, sets: Sequence[Inputs]) -> None:

@@ -127,6 +127,11 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         has no effect. skip_softmax_threshold_scale_factor and kv_cache_sf must be None.
         """
         del enable_pdl
+        if q_scale is k_scale is v_scale is out is lse is window_left is sinks is q_len_per_req is None:
+            if skip_softmax_threshold_scale_factor is kv_cache_sf is None and return_lse is False:
+                output = self._repeated(q, paged_kv_cache)
+                if output is not None:
+                    return output
         refuse(
             skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf
         )

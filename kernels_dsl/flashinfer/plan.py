@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.checks.options import boolean, integer, one_of, real
-from kernels_dsl.ops.serving.decode import attention_decode
+from kernels_dsl.ops.serving.decode import attention_decode, repeated
 from kernels_dsl.ops.serving.paged_attention import paged_attention
 from kernels_dsl.ops.serving.scales import FP8
 
@@ -93,6 +94,21 @@ class Planned:
     scale: float
     q_dtype: torch.dtype
     kv_dtype: torch.dtype
+
+    @cached_property
+    def options(self) -> tuple[Any, ...]:
+        """Those of `ops.serving.decode.repeated`."""
+        return self.causal, self.window, self.softcap, self.scale, None, False
+
+    @cached_property
+    def q_shape(self) -> tuple[int | None, ...]:
+        """Shape of q."""
+        return self.rows, self.sizes.heads, self.sizes.dim
+
+    @cached_property
+    def page_shape(self) -> tuple[int, ...]:
+        """Shape of a page of keys."""
+        return self.sizes.page, self.sizes.kv_heads, self.sizes.dim
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,27 @@ class Wrapper:
             return
         self._plan = plan
 
+    def _repeated(self, q: torch.Tensor, caches: Caches) -> torch.Tensor | None:
+        """The output of one query a sequence, of a call without options like an earlier one; None where
+        there was none, or what is wrong with an argument is to be found."""
+        plan = self._plan
+        if plan is None or plan.q_len != 1 or plan.starts is not None or self._layout != "NHD":
+            return None
+        if isinstance(caches, torch.Tensor) and caches.dim() == 5 and caches.shape[1] == 2:
+            k, v = caches.unbind(1)
+        elif isinstance(caches, tuple) and len(caches) == 2:
+            k, v = caches
+        else:
+            return None
+        if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or q.is_nested or k.is_nested:
+            return None
+        if q.shape != plan.q_shape or q.dtype is not plan.q_dtype:
+            return None
+        if k.shape[1:] != plan.page_shape or k.dtype is not plan.kv_dtype:
+            return None
+        output = repeated((q.unsqueeze(1), k, v, plan.used, plan.table), plan.options)[1]
+        return None if output is None else output.squeeze(1)
+
     def _call(
         self,
         q: torch.Tensor,
@@ -281,7 +318,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Planned) -> 
     for name, x in (("k", k), ("v", v)):
         if x.dtype != plan.kv_dtype:
             raise TypeError(f"paged_kv_cache has {name} of {x.dtype}, must be {plan.kv_dtype}, as planned")
-        if tuple(x.shape[1:]) != (sizes.page, sizes.kv_heads, sizes.dim):
+        if tuple(x.shape[1:]) != plan.page_shape:
             raise ValueError(
                 f"paged_kv_cache has {name} of {tuple(x.shape[1:])}, must have {sizes.page} keys of a page, "
                 f"{sizes.kv_heads} heads and D {sizes.dim}, as planned"
@@ -334,12 +371,22 @@ def _attention(
     assert plan.q_len is not None
     each = (plan.used.shape[0], plan.q_len)
     found = attention_decode(
-        q.unflatten(0, each), k, v, out=None if out is None else out.unflatten(0, each), **options
+        _by_sequence(q, each), k, v, out=None if out is None else _by_sequence(out, each), **options
     )
     if isinstance(found, torch.Tensor):
-        return found.flatten(0, 1)
+        return _as_rows(found)
     assert found.lse is not None
-    return found.out.flatten(0, 1), found.lse.transpose(0, 1).flatten(1)
+    return _as_rows(found.out), found.lse.transpose(0, 1).flatten(1)
+
+
+def _by_sequence(x: torch.Tensor, each: tuple[int, int]) -> torch.Tensor:
+    """Rows (T, H, D) as (B, q_len, H, D), by the quicker operator where there is a choice."""
+    return x.unsqueeze(1) if each[1] == 1 else x.unflatten(0, each)
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """The inverse."""
+    return x.squeeze(1) if x.shape[1] == 1 else x.flatten(0, 1)
 
 
 def _dtype(name: str, kind: DataType | None, default: torch.dtype) -> torch.dtype:

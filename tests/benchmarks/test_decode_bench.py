@@ -30,6 +30,17 @@ def test_a_case_checks_itself(on_cpu):
         decode_calls.check(lambda n: case.calls[OURS](1 - n), problem, decode_calls.inputs(problem))
 
 
+def test_calls_by_other_names(on_cpu):
+    problem = decode_calls.Problem("one", (32,), 2, kv_heads=1)
+    sets = decode_calls.inputs(problem)
+    wanted = decode_calls.ours(sets)(0)
+    assert torch.equal(decode_calls.flash_attn_call(sets[0])(), wanted)
+    assert torch.equal(decode_calls.flashinfer_call(sets[0])(), wanted[:, 0])
+    decode_calls.check_near(lambda _: wanted, problem, sets)
+    with pytest.raises(RuntimeError, match="one: differs by"):
+        decode_calls.check_near(lambda _: 1.2 * wanted, problem, sets)
+
+
 def test_rows():
     rows = list(decode.problems(16))
     assert [row.lengths for row in rows[:2]] == [(8192,) * 64, (131072,)] and rows[0].cache_bytes == 1 << 31
@@ -43,3 +54,4 @@ def test_rows():
     fp8 = {**found, "name": "1×1024, fp8 KV", "us": 8.0, "ours_equal_us": 9.0}
     (beside,) = decode.fp8_rows([found, fp8])
     assert beside["name"] == "1×1024" and beside["x_bf16"] == 1.25 and beside["fp8_equal_us"] == 9
+    assert beside["fa3_us"] == 20 and beside["fa3_planned_us"] is None

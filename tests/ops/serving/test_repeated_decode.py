@@ -1,4 +1,4 @@
-"""The short way of repeated calls of `attention_decode` and `flash_attn_with_kvcache`: the same launch."""
+"""The short way of repeated calls of `attention_decode`, and under the names of others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.flash_attn import flash_attn_with_kvcache
+from kernels_dsl.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from kernels_dsl.ops import launch, operation
 from kernels_dsl.ops.serving import decode_operation, workspace
 from kernels_dsl.ops.serving.decode_operation import ATTENTION_DECODE
@@ -103,6 +104,31 @@ def test_kvcache_goes_the_same_way(case, launched):
         with pytest.raises((TypeError, ValueError), match=words):
             call(**options)
     assert len(launched) == 5
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_flashinfer_goes_the_same_way(stacked, case, launched):
+    """A call of `run` without options, and what differs from the plan is still named."""
+    width = case.block_table.shape[1]
+    starts = torch.arange(0, 3 * width, width, dtype=torch.int32)
+    last, q = case.seqused_k - (width - 1) * 16, case.q[:, 0]
+    caches = (case.k_cache, case.v_cache)
+    given = torch.stack(caches, dim=1) if stacked else caches
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1))
+    wrapper.plan(starts, case.block_table.flatten(), last, 8, 2, 128, 16, q_data_type=q.dtype)
+    assert wrapper._repeated(q, given) is None
+    assert all(wrapper.run(q, given).shape == q.shape for _ in range(2))
+    assert wrapper._repeated(q, given).shape == q.shape and len(launched) == 3
+    assert [x.data_ptr() for x in launched[0][:3]] == [x.data_ptr() for x in launched[2][:3]]
+    narrow = caches[0][:, :8], caches[1]
+    for wrong, words in (
+        ((q.half(), given), "q is torch.float16"),
+        ((q[:1], given), "q has shape"),
+        ((q, narrow), "8, 2, 128"),
+        ((q, 1), "is a int"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            wrapper.run(*wrong)
 
 
 def test_workspaces_of_threads(monkeypatch):
