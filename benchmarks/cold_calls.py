@@ -1,9 +1,9 @@
 """Time of a cold first call, from `import kernels_dsl` to the result: nothing is in the cache.
 
 `python -m benchmarks.cold_calls --out FILE` times some calls on a GPU, each in processes of its own with an
-empty cache: with the kernels that the wheel carries, or that `--bundle FILE` has (`precompiled`), and with
-the compiler alone (`compiled`). Processes are forks of one that has torch; they get their operands side by
-side, and take turns for what is timed. Results are checked afterwards.
+empty cache: with the compiler alone (`compiled`), then with bundles of what was compiled, as a wheel carries
+one (`precompiled`). Processes are forks of one that has torch; they get their operands side by side, and take
+turns for what is timed. Results are checked afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # with sympy, which the first gradient in a process waits for
 import torch.nn.functional as F
 
-STATES = ("precompiled", "compiled")
+STATES = ("compiled", "precompiled")
 BYTE_CODE = "from benchmarks.first_call import compile_packages; compile_packages()"
 """In a process of its own: nothing of this project may be imported where the forks come from."""
 _N, _BLOCK, _PAGE = 1024, 64, 16
@@ -112,23 +112,29 @@ class Worker(NamedTuple):
 
 
 def start(name: str, state: str, folder: str) -> Worker:
-    """Fork a process for one measurement, whose cache is an empty folder within `folder`."""
+    """Fork a process for one measurement, whose cache is an empty folder in `folder`; bundles lie there."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     cache = tempfile.mkdtemp(dir=folder)
-    process = context.Process(target=_answer, args=(theirs, name, state, cache), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, name, state, cache, folder), daemon=True)
     process.start()
     return Worker(name, state, process, ours)
 
 
-def _answer(theirs: Connection, name: str, state: str, cache: str) -> None:
+def _answer(theirs: Connection, name: str, state: str, cache: str, folder: str) -> None:
     os.environ["KERNELS_DSL_CACHE_DIR"] = cache
+    os.environ["KERNELS_DSL_BUNDLES"] = folder
     try:
         call, reference = CASES[name]()
         _begin()
         theirs.send(None)
         theirs.recv()
-        theirs.send(_timed(call, reference, state))
+        found = _timed(call, reference, state)
+        if state == "compiled":
+            from lowering import bundle
+
+            bundle.export(Path(folder, f"{name}.zip"))
+        theirs.send(found)
     except BaseException as error:  # it goes to the process that waits for an answer
         with suppress(OSError):
             theirs.send({"error": f"{type(error).__name__}: {error}"})
@@ -148,7 +154,6 @@ def _timed(call: Callable[[Any], Outputs], reference: Callable[[], Outputs], sta
 
     imported = time.perf_counter()
     if state == "compiled":
-        shipped.CARRIED = ("", "")
         shipped.paths = lambda: ()
     made = call(kernels_dsl)
     torch.cuda.synchronize()
@@ -184,20 +189,14 @@ def wait(workers: Sequence[Worker]) -> None:
             raise RuntimeError(f"{worker.name}, {worker.state}: {said['error']}")
 
 
-def samples(
-    names: Sequence[str], states: Sequence[str], repeats: int, seconds: float = float("inf")
-) -> Iterator[dict[str, Any]]:
-    """Each call `repeats` times in each state, round after round; after `seconds` no other one is begun."""
-    begun = time.perf_counter()
+def samples(names: Sequence[str], repeats: int) -> Iterator[dict[str, Any]]:
+    """Each call `repeats` times in each state, round after round."""
     with tempfile.TemporaryDirectory() as folder:
-        for state in states:
+        for state in STATES:
             workers = [start(name, state, folder) for _ in range(repeats) for name in names]
             try:
                 wait(workers)
-                for worker in workers:
-                    if time.perf_counter() - begun > seconds:
-                        return
-                    yield measured(worker)
+                yield from map(measured, workers)
             finally:
                 for worker in workers:
                     worker.process.kill()
@@ -231,17 +230,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of `python -m benchmarks.cold_calls`; 1 where a precompiled kernel was compiled."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_calls", description=__doc__)
     parser.add_argument("--out", type=Path, help="the rows as JSON")
-    parser.add_argument("--bundle", help="kernels beside those that the wheel carries")
     parser.add_argument("--names", nargs="+", choices=CASES, default=list(CASES), help="calls; all")
-    parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--repeats", type=int, default=3, help="processes for each call and state")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other after these")
     given = parser.parse_args(argv)
-    if given.bundle:
-        os.environ["KERNELS_DSL_BUNDLES"] = str(Path(given.bundle).absolute())
     subprocess.run([sys.executable, "-c", BYTE_CODE], check=True)
     found = []
-    for sample in samples(given.names, given.states, given.repeats, given.seconds):
+    for sample in samples(given.names, given.repeats):
         found.append(sample)
         print(f"{sample['name']}, {sample['state']}: {sample['total_s']:.2f} s", flush=True)
     made = rows(found)
