@@ -10,7 +10,7 @@ FAST := tests/test_structure.py tests/test_docs_limits.py tests/test_public_inte
 VENV := .venv
 RUN := $(VENV)/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast fuzz lint docs bench doctor clean
+.PHONY: help demo test test-fast fuzz lint docs bench wheel doctor clean
 
 help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint     ruff and mypy"
 	@echo "make docs     the documentation as a site, in build/site; warnings are errors"
 	@echo "make bench    the benchmarks (needs a GPU)"
+	@echo "make wheel    the wheel in dist/, with compiled kernels: some minutes, no GPU needed"
 	@echo "make doctor   what this machine has and lacks"
 	@echo "make clean    remove the virtual environment"
 
@@ -49,6 +50,9 @@ bench: $(VENV)/.complete
 	$(RUN) -m kernels_dsl bench attention
 	$(RUN) -m kernels_dsl bench bsr
 	$(RUN) -m kernels_dsl bench fp8
+
+wheel: $(VENV)/.complete
+	$(RUN) tools/wheel.py dist $(ARGS)
 
 doctor: $(VENV)/.complete
 	$(RUN) -m kernels_dsl doctor

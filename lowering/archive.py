@@ -43,12 +43,8 @@ def member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(name)
 
 
-def adopt(entry: Entry) -> Entry:
-    """The entry under the key that this machine would give it.
-
-    :raises LoweringError: if it cannot be used here, saying why.
-    """
-    made_with: dict[str, str] = entry.facts["parts"]["toolchain"]
+def misfit(made_with: dict[str, str]) -> str | None:
+    """The reason why kernels of such a toolchain, a key's part, cannot be used here; None where they can."""
     here = toolchain.identity()
     for part, label in (
         ("dsl", "nvidia-cutlass-dsl"),
@@ -56,15 +52,23 @@ def adopt(entry: Entry) -> Entry:
         ("lowering", "the lowering layer"),
     ):
         if made_with.get(part) != here[part]:
-            raise LoweringError(f"made with {label} {made_with.get(part)}, here is {here[part]}")
+            return f"made with {label} {made_with.get(part)}, here is {here[part]}"
     if not toolchain.isa_runs_here(made_with["host"]):
-        raise LoweringError(
-            f"its host code is for {made_with['host']} processors, this one is {here['host']}"
-        )
+        return f"its host code is for {made_with['host']} processors, this one is {here['host']}"
     driver = arch_module.driver_version()
     if driver is not None and int(made_with["flavour"].removeprefix("cu")) > driver[0]:
-        raise LoweringError(f"made with {made_with['flavour']}, the driver here supports CUDA {driver[0]}")
-    parts: dict[str, Any] = {**entry.facts["parts"], "toolchain": dict(here)}
+        return f"made with {made_with['flavour']}, the driver here supports CUDA {driver[0]}"
+    return None
+
+
+def adopt(entry: Entry) -> Entry:
+    """The entry under the key that this machine would give it.
+
+    :raises LoweringError: if it cannot be used here, saying why.
+    """
+    if (reason := misfit(entry.facts["parts"]["toolchain"])) is not None:
+        raise LoweringError(reason)
+    parts: dict[str, Any] = {**entry.facts["parts"], "toolchain": dict(toolchain.identity())}
     adopted = replace(entry, facts={**entry.facts, "parts": parts, "key": key_of(parts)})
     CompiledKernel(adopted, "disk")  # raises where facts are missing
     return adopted

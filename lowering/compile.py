@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lowering")
 
 ANNOUNCE_SECONDS = 1.0
-RESERVED = {"options", "is_experimental", "trace_finalize_hooks", "no_cache", "compile_only"}
+RESERVED = {"options", "is_experimental", "trace_finalize_hooks", "no_cache", "compile_only", "no_jit_engine"}
 
 _compile_lock = threading.RLock()
 
@@ -129,7 +129,8 @@ def compile_host(
                 # Said of an empty tuple, which is fine: there is nothing in it to convert.
                 warnings.filterwarnings("ignore", message=r"Argument .* cannot be converted to a JitArgument")
                 with _own_compile():
-                    compiled = cute.compile(function, *args, **kwargs, options=wanted)
+                    # No engine of the DSL's own, which on a GPU would compile the host function twice more.
+                    compiled = cute.compile(function, *args, **kwargs, no_jit_engine=True, options=wanted)
             object_path = folder / "kernel.o"
             if not for_emulator:  # which runs the host function from its IR
                 compiled.export_to_c(str(object_path), function_name=ENTRY)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_origin
 
+from lowering.garbage import no_look_for_garbage
+
 _importing = threading.RLock()
 
 
@@ -26,7 +28,7 @@ def without_jax() -> Iterator[None]:
         if "jax" in sys.modules or "cutlass" in sys.modules:
             yield
         else:
-            with _no_jax():
+            with _no_jax(), no_look_for_garbage():
                 yield
         _take_generics()
 

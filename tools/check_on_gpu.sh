@@ -16,6 +16,7 @@ tests() { tools/run_tests.sh "$python" -q; }
 fuzz() { tools/fuzz_gpu.sh "$out/fuzz" 10000 0 $((limit / 2)) "$python"; }
 sanitize() { tools/fuzz_gpu.sh "$out/fuzz" 0 500 $((limit / 2)) "$python"; }
 first() { "$python" -m benchmarks.first_call --out "$results/host_first_use.json"; }
+cold() { "$python" -m benchmarks.cold_calls --out "$results/host_cold_calls.json"; }
 examples() {
   local status=0 name
   for name in custom_epilogue custom_mask decode_loop fp8_mlp long_context serve_tiny sparse_finetune video_blocks; do
@@ -36,7 +37,7 @@ train() { "$python" -m examples.train_tiny --nproc "$gpus" --plot "$out/train_ti
 
 steps=("$@")
 if ((!${#steps[@]})); then
-  steps=(tests fuzz sanitize first examples fused decode backward)
+  steps=(tests fuzz sanitize first cold examples fused decode backward)
   ((gpus > 1)) && steps=(topology "${steps[@]}" context overlap llama train)
 fi
 export -f tests fuzz sanitize first examples revisions fused decode backward topology context overlap llama train

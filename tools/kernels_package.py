@@ -45,15 +45,30 @@ def _run(*command: str | Path) -> None:
         raise SystemExit(done.returncode)
 
 
+def write_bundles(folder: Path, arches: Sequence[str], chosen: Sequence[str]) -> None:
+    """A bundle an architecture, in `folder`. chosen: further arguments of `compile`."""
+    for arch in arches:
+        bundle = folder / f"{arch}.zip"
+        _run(sys.executable, "-m", "kernels_dsl", "compile", "--arch", arch, "--bundle", bundle, *chosen)
+
+
+def build_wheel(source: Path, out: Path) -> Path:
+    """The wheel of the project in `source`, in `out`, which has no other afterwards."""
+    for old in out.glob("*.whl"):
+        old.unlink()
+    here = ["--no-build-isolation"] if importlib.util.find_spec("setuptools") else []  # works offline
+    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *here, "--wheel-dir", out, source)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
 def make(out: Path, arches: Sequence[str], chosen: Sequence[str]) -> Path:
     """The wheel, in `out`. chosen: further arguments of `compile`."""
     folder = out / PACKAGE
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("*.zip"), *out.glob("*.whl")):
+    for old in folder.glob("*.zip"):
         old.unlink()
-    for arch in arches:
-        bundle = folder / f"{arch}.zip"
-        _run(sys.executable, "-m", "kernels_dsl", "compile", "--arch", arch, "--bundle", bundle, *chosen)
+    write_bundles(folder, arches, chosen)
     (folder / "__init__.py").write_text('"""Compiled kernels, which `lowering.shipped` finds."""\n')
     versions = {name: importlib.metadata.version(name) for name in ("kernels-dsl", "nvidia-cutlass-dsl")}
     text = PROJECT.format(
@@ -61,25 +76,31 @@ def make(out: Path, arches: Sequence[str], chosen: Sequence[str]) -> Path:
         package=PACKAGE,
     )  # fmt: skip
     (out / "pyproject.toml").write_text(text)
-    here = ["--no-build-isolation"] if importlib.util.find_spec("setuptools") else []  # works offline
-    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *here, "--wheel-dir", out, out)
-    (wheel,) = out.glob("*.whl")
-    return wheel
+    return build_wheel(out, out)
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """The options that all tools that make wheels of compiled kernels have."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--arch", action="append", help=f"may be repeated; default: {', '.join(ARCHES)}")
+    parser.add_argument("--name", help="only kernels whose name contains this")
+    parser.add_argument("--jobs", help="processes")
+    return parser
+
+
+def passed_on(options: argparse.Namespace) -> list[str]:
+    """The options that are `compile`'s too, where given."""
+    given = {f"--{name}": getattr(options, name) for name in ("name", "jobs")}
+    return [text for option, value in given.items() if value is not None for text in (option, value)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--arch", action="append", help=f"may be repeated; default: {', '.join(ARCHES)}")
+    parser = parser_of(__doc__)
     parser.add_argument("--all", action="store_true", help="every kernel, not the common ones alone")
-    parser.add_argument("--name", help="only kernels whose name contains this")
-    parser.add_argument("--jobs", help="processes")
     options = parser.parse_args(argv)
-    chosen = [] if options.all or options.name else ["--common"]
-    for name in ("name", "jobs"):
-        if (value := getattr(options, name)) is not None:
-            chosen += [f"--{name}", value]
+    chosen = [*([] if options.all or options.name else ["--common"]), *passed_on(options)]
     wheel = make(options.out.absolute(), options.arch or ARCHES, chosen)
     print(f"{wheel}: {wheel.stat().st_size / 2**20:.1f} MiB")
     return 0

@@ -12,6 +12,7 @@ from functools import partial
 from kernels_dsl.aot.bsr import list_kernels, pair_kernels
 from kernels_dsl.aot.calls import attention, bsr, fp8, gemm, serving
 from kernels_dsl.aot.calls.call import Call, Source
+from kernels_dsl.aot.calls.core import is_core
 from kernels_dsl.aot.lists import iter_lists
 from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.family import FAMILIES
@@ -43,11 +44,26 @@ def common_kernels(arch: str, ops: Sequence[str]) -> list[Kernel]:
     return once(_kernels(arch, ops), arch)
 
 
-def _kernels(arch: str, ops: Sequence[str]) -> Iterator[Kernel]:
+def core_kernels(arch: str, ops: Sequence[str]) -> list[Kernel]:
+    """Those of them that core calls launch, see `calls.core`, and those that make lists of blocks."""
+    return once(_core_kernels(arch, ops), arch)
+
+
+def _core_kernels(arch: str, ops: Sequence[str]) -> Iterator[Kernel]:
+    yield from _kernels_of(filter(is_core, common_calls(arch, ops)), arch)
+    if "bsr" in ops:
+        yield from list_kernels(arch)
+
+
+def _kernels_of(calls: Iterable[Call], arch: str) -> Iterator[Kernel]:
     source = Source()
-    for call in common_calls(arch, ops):
+    for call in calls:
         for made in recorded(arch, partial(call.run, source)):
             yield kernel_of(f"{made.function.name} {call.label}", made)
+
+
+def _kernels(arch: str, ops: Sequence[str]) -> Iterator[Kernel]:
+    yield from _kernels_of(common_calls(arch, ops), arch)
     if "attention" in ops:
         yield from iter_lists(arch)
     if "bsr" in ops:

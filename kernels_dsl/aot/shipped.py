@@ -15,7 +15,7 @@ import torch
 from kernels_dsl.aot.attention import iter_attention
 from kernels_dsl.aot.bsr import iter_bsr
 from kernels_dsl.aot.common import OPS as COMMON_OPS
-from kernels_dsl.aot.common import common_kernels, once
+from kernels_dsl.aot.common import common_kernels, core_kernels, once
 from kernels_dsl.aot.fp8 import iter_fp8
 from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.budget import why_not
@@ -148,6 +148,15 @@ def iter_common(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:
     """
     _check(arch, ops)
     yield from common_kernels(arch, tuple(dict.fromkeys(ops)))
+
+
+def iter_core(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:
+    """Those of them that a released wheel carries, see `calls.core`.
+
+    ValueError for an unknown op or an architecture without kernels.
+    """
+    _check(arch, ops)
+    yield from core_kernels(arch, tuple(dict.fromkeys(ops)))
 
 
 def iter_all(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:

@@ -36,7 +36,9 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--op", action="append", choices=kernels.OPS, help="may be repeated; default: all")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
-    parser.add_argument("--common", action="store_true", help="only what common calls launch")
+    lists = parser.add_mutually_exclusive_group()
+    lists.add_argument("--common", action="store_true", help="only what common calls launch")
+    lists.add_argument("--core", action="store_true", help="only what a released wheel carries")
     parser.add_argument("--jobs", type=int, default=_jobs(), help="processes (%(default)s)")
     parser.add_argument("--bundle", type=Path, help="also write the kernels to this file, to carry elsewhere")
     parser.add_argument("--sign", type=Path, help="an SSH key to sign the bundle with; needs ssh-keygen")
@@ -51,11 +53,11 @@ class Selection(NamedTuple):
     arch: str
     ops: tuple[str, ...]
     name: str
-    common: bool
+    listing: str  # a key of `kernels.LISTS`
 
     def kernels(self) -> list[kernels.Shipped]:
         """The list, in the same order in each process."""
-        return kernels.shipped(self.arch, self.ops, self.name, self.common)
+        return kernels.shipped(self.arch, self.ops, self.name, self.listing)
 
 
 _listed: list[kernels.Shipped] = []  # of a worker process
@@ -158,7 +160,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--jobs is {args.jobs}, must be at least 1")
     if args.sign is not None and args.bundle is None:
         raise UsageError("--sign is for the file that --bundle writes: name one")
-    selection = Selection(args.arch, tuple(args.op or kernels.OPS), args.name, args.common)
+    listing = "core" if args.core else "common" if args.common else "all"
+    selection = Selection(args.arch, tuple(args.op or kernels.OPS), args.name, listing)
     chosen = selection.kernels()
     if args.list:
         print("\n".join(kernel.name for kernel in chosen))

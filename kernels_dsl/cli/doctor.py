@@ -8,8 +8,8 @@ import platform
 import sys
 from typing import Any
 
-from kernels_dsl.cli import ecosystem, packages
-from kernels_dsl.cli.errors import CheckFailed
+from kernels_dsl.cli import ecosystem, kernels, packages
+from kernels_dsl.cli.errors import CheckFailed, UsageError
 
 
 def add_command(commands: Any) -> None:
@@ -95,6 +95,29 @@ def cache_facts() -> dict[str, Any]:
     }
 
 
+def precompiled() -> dict[str, str]:
+    """Texts on the compiled kernels that this installation carries, by architecture."""
+    from lowering import shipped
+    from lowering.errors import LoweringError
+
+    said = {}
+    for path in shipped.carried():
+        try:
+            said[path.stem] = _fit(path.stem, *shipped.keys_of(path))
+        except (LoweringError, UsageError, ImportError, OSError) as error:
+            said[path.stem] = f"not used: {error}"
+    return said
+
+
+def _fit(arch: str, keys: set[str], reason: str | None) -> str:
+    """Says how many kernels with these keys a call would take, or why it takes none."""
+    if reason is not None:
+        return f"none of {len(keys)} kernels is used: {reason}"
+    wanted = {kernel.key(arch) for kernel in kernels.shipped(arch, listing="core")}
+    stale = "" if keys <= wanted else ": the others' sources have changed since"
+    return f"{len(keys & wanted)} of {len(keys)} kernels fit{stale}"
+
+
 def examine() -> dict[str, Any]:
     """All facts and findings, as JSON-able data."""
     versions = packages.installed()
@@ -118,6 +141,7 @@ def examine() -> dict[str, Any]:
         "packages": versions,
         "dsl_flavour": packages.flavour_in_use(versions, machine.driver_cuda),
         "cache": cache_facts(),
+        "precompiled": precompiled(),
         "errors": [finding.text for finding in found if finding.is_error],
         "warnings": [finding.text for finding in found if not finding.is_error],
     }
@@ -142,6 +166,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     text.append(f"DSL        libraries in use: {f'CUDA {flavour}' if flavour else 'none'}")
     text += [f"package    {name} {version}" for name, version in facts["packages"].items()]
     text += [f"cache      {key}: {value}" for key, value in facts["cache"].items()]
+    text += [f"kernels    {arch} compiled already: {said}" for arch, said in facts["precompiled"].items()]
     text += [f"warning    {warning}" for warning in facts["warnings"]]
     text += [f"ERROR      {error}" for error in facts["errors"]]
     return text

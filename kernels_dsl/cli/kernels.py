@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 from kernels_dsl.cli.errors import UsageError
 
 OPS = ("gemm", "attention", "bsr", "fp8")
+LISTS = {"configurations": "iter_kernels", "core": "iter_core", "common": "iter_common", "all": "iter_all"}
+"""The lists of `kernels_dsl.aot.shipped`: one kernel for each configuration; those that core calls launch, or
+common ones; all of these."""
 # Opcodes of SASS by what they do. SM90 kernels have HGMMA and UTMALDG, SM80-class ones HMMA and LDGSTS.
 MATRIX_OPCODES = ("HGMMA", "QGMMA", "HMMA", "QMMA")
 NAME_WIDTH = 48
@@ -43,17 +46,17 @@ class Shipped(NamedTuple):
         return store is not None and store.read(self.key(arch)) is not None
 
 
-def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "", common: bool | None = None) -> list[Shipped]:
-    """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match.
+def shipped(
+    arch: str, ops: Sequence[str] = OPS, name: str = "", listing: str = "configurations"
+) -> list[Shipped]:
+    """The kernels of `ops` for `arch` in a list of `LISTS` whose name contains `name`.
 
-    common: those that common calls launch; False: those and one for each configuration; None: the latter
-    alone, which are listed sooner.
+    UsageError: unknown arch, or no match.
     """
-    from kernels_dsl.aot.shipped import iter_all, iter_common, iter_kernels
+    from kernels_dsl.aot import shipped as lists
 
-    maker = iter_kernels if common is None else iter_common if common else iter_all
     try:
-        found = [Shipped(*item) for item in maker(arch, ops=tuple(ops))]
+        found = [Shipped(*item) for item in getattr(lists, LISTS[listing])(arch, ops=tuple(ops))]
     except ValueError as error:
         raise UsageError(str(error)) from error
     chosen = [kernel for kernel in found if name in kernel.name]

@@ -76,7 +76,7 @@ def two_kernels(monkeypatch):
     """`kernels.shipped` gives two quick kernels, named as arguments choose; the functions are returned."""
     functions = [Function("gemm_a"), Function("gemm_b")]
 
-    def shipped(arch, ops=kernels.OPS, name="", common=False):
+    def shipped(arch, ops=kernels.OPS, name="", listing="configurations"):
         found = [kernels.Shipped(f.name, f, (), {}) for f in functions if name in f.name]
         if not found:
             raise kernels.UsageError(f"no kernel for {arch} has {name!r} in its name")

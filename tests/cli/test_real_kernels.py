@@ -75,7 +75,7 @@ def test_kernels_have_names_of_their_own(arch):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a"])
 def test_common_kernels_are_as_many_as_the_documentation_says(arch):
-    found = kernels.shipped(arch, common=True)
+    found = kernels.shipped(arch, listing="common")
     assert len({kernel.name for kernel in found}) == len({kernel.key(arch) for kernel in found}) == len(found)
     page = (ROOT / "docs/reference/command_line.md").read_text()
     documented = re.search(rf"^\| {arch} \| (\d+) \|", page, re.M)

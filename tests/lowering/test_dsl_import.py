@@ -69,3 +69,33 @@ def test_generic_tuples_are_tuples_where_python_takes_them_for_types(monkeypatch
     with dsl_import.without_jax():
         pass
     assert module.isinstance is dsl_import._isinstance
+
+
+COLD = """
+import gc
+import torch
+import lowering
+from lowering.dsl_import import without_jax
+from user_kernels import Config, affine, same
+
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(phase))
+with without_jax():
+    import cutlass.cute
+print(len(looks), gc.isenabled(), gc.get_freeze_count())
+from cutlass.base_dsl.compiler import Compiler
+
+def refused(self, *rest, **more):
+    raise AssertionError("the DSL makes an engine")
+
+Compiler.jit = refused
+x = torch.empty(64, device="meta")
+constants = {"config": Config(threads=64), "function": same}
+print(lowering.jit(affine).compile(x, x, (2.0, x), 64, arch="sm_80", **constants).source)
+"""
+
+
+def test_a_cold_compile_makes_no_engine_and_the_import_looks_for_no_garbage(run_python) -> None:
+    # CUTE_DSL_ARCH: as if a GPU of this architecture were there, for which the DSL would make an engine.
+    done = run_python(COLD, CUTE_DSL_ARCH="sm_80")
+    assert done.stdout.splitlines() == ["0 True 0", "compiled"]

@@ -68,6 +68,55 @@ def test_a_package_serves(archive, monkeypatch, tmp_path):
     assert compile_one().source == "disk"
 
 
+@pytest.fixture
+def carried(archive, monkeypatch):
+    """The bundle as one that this project's wheel carries."""
+    monkeypatch.setattr(shipped, "carried", lambda: (archive,))
+    return archive
+
+
+def test_one_that_the_wheel_carries_serves(carried):
+    assert compile_one().source == "disk"
+
+
+def test_of_one_that_the_wheel_carries_nothing_is_said(carried, monkeypatch, caplog):
+    changed = {**toolchain.identity(), "dsl": "9.9.9"}
+    monkeypatch.setattr(toolchain, "identity", lambda: changed)
+    with pytest.raises(lowering.CompileRefused):
+        compile_one()
+    assert caplog.text == ""
+    keys, reason = shipped.keys_of(carried)
+    assert len(keys) == 1 and reason is not None and "here is 9.9.9" in reason
+
+
+def test_one_for_another_compiler_hides_none_that_fits(carried, monkeypatch, tmp_path):
+    other = tmp_path / "bundles" / "other.zip"
+    with zipfile.ZipFile(carried) as source, zipfile.ZipFile(other, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, data.replace(b'"dsl": "', b'"dsl": "9') if name == MANIFEST else data)
+    other.chmod(0o644)
+    monkeypatch.setenv(shipped.VARIABLE, str(other))
+    assert compile_one().source == "disk"
+    assert "9" in str(shipped.keys_of(other)[1]) and shipped.keys_of(carried)[1] is None
+
+
+def test_a_damaged_one_that_the_wheel_carries_is_told(carried):
+    carried.write_bytes(b"no archive")
+    with pytest.raises(lowering.LoweringError, match="not a zip file"):
+        shipped.keys_of(carried)
+
+
+def test_the_wheel_carries_what_is_beside_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "kernels_dsl"
+    (package / "precompiled").mkdir(parents=True)
+    (package / "precompiled" / "sm_80.zip").touch()
+    monkeypatch.setattr(shipped, "CARRIED", ("another_package", "precompiled"))
+    package.rename(tmp_path / "another_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert shipped.carried() == (tmp_path / "another_package" / "precompiled" / "sm_80.zip",)
+
+
 def test_it_serves_without_a_cache(archive, monkeypatch):
     monkeypatch.setenv(shipped.VARIABLE, str(archive))
     cache.disable()

@@ -19,6 +19,8 @@ from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 
+CUBES = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)]
+"""Of products that add in float32, as `scaled_gemm` does unless told otherwise."""
 _TRAINED = ((2048, 4096, 4096), (4096, 14336, 4096))
 _EXPERTS = [(rows, *layer) for layer in ((2048, 768), (14336, 4096)) for rows in (64, 512, 4096, 32768)]
 _TRANSPOSES: tuple[tuple[bool | str, str], ...] = (False, ""), (True, " transposed"), ("both", " both")
@@ -49,14 +51,14 @@ def quantisations() -> Iterator[Call]:
         yield Call("quantize_qkv", quantize_qkv, f"d{dim} {scaling}", make, fp8=True)
 
 
-def _scaled(source: Source, size: Size, recipe: str) -> Arguments:
+def _scaled(source: Source, size: Size, recipe: str, accurate: bool = False) -> Arguments:
     """Activations and weight as `scaled_linear` makes them."""
     rows, outputs, inputs = size
     of_x, of_weight = RECIPES[recipe]
     a, scale_a = quantize(source.values(rows, inputs), scaling=of_x)
     b, scale_b = quantize(source.values(outputs, inputs), scaling=of_weight)
     scale_b = scale_b.mT if scale_b.dim() == 2 else scale_b
-    fast = recipe != "block"
+    fast = recipe != "block" and not accurate
     return {"a": a, "b": b.mT, "scale_a": scale_a, "scale_b": scale_b, "use_fast_accum": fast}
 
 
@@ -95,6 +97,9 @@ def products() -> Iterator[Call]:
             partial(_scaled, size=size, recipe=recipe),
             fp8=True,
         )
+    for recipe, size in itertools.product(("tensor", "row"), CUBES):
+        make = partial(_scaled, size=size, recipe=recipe, accurate=True)
+        yield Call("scaled_gemm", scaled_gemm, f"{recipe} accurate {text(size)}", make, fp8=True)
     for recipe, size in itertools.product(("row", "block"), _EXPERTS):
         make = partial(_grouped, size=size, recipe=recipe)
         yield Call(
