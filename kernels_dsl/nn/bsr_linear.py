@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
-from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.checks.options import instance, one_of
-from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.arguments import BsrArguments
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.gemm.repeated import repeated
 from kernels_dsl.sparse.pattern import version
 from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
 from lowering.records import NamedTuple
@@ -109,14 +112,17 @@ class BsrLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) to (..., out_features)."""
+        weight, bias = self._both_weights()[1], self.bias if self._adds_bias else None
+        if x.__class__ in PLAIN_TYPES and x.dim() == 2 and not x.is_nested:
+            if x.shape[1] == self.in_features and x.dtype is weight.values.dtype:
+                return _product(x, weight, bias, self.activation)
         check_tensor("x", x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.values.dtype)
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        bias = self.bias if self._adds_bias else None
-        y = bsr_gemm(flat, self._both_weights()[1], bias=bias, activation=self.activation)
+        y = _product(flat, weight, bias, self.activation)
         # No view, as torch.nn.Linear's is none: modules around it may change the output in place.
         return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
 
@@ -127,3 +133,30 @@ class BsrLinear(torch.nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, block={weight.block}, "
             f"density={weight.density:.3f}, bias={self.bias is not None}"
         )
+
+
+def _product(
+    x: torch.Tensor, weight: BsrTensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """`bsr_gemm(x, weight, bias=bias, activation=activation)` of a matrix x; repeated calls take a shorter
+    way than any with all arguments."""
+    values = weight.values
+    tensors: tuple[Any, ...] = (values, x) if bias is None else (values, x, bias)
+    key: Any = None
+    if type(x) in PLAIN_TYPES:
+        key = ("linear", x.shape, activation, bias is None)
+        extras = () if bias is None else (None, bias, None)
+        y = repeated(weight._kept, key, tensors, None, 1.0, 1.0, extras)
+        if y is not None:
+            return y
+    call = BsrArguments(
+        weight.crow_indices, weight.col_indices, values, check_tensor("x", x), bias=bias, shape=weight.shape,
+        transposed=weight.transposed, dense_left=True, activation=activation, matrix=weight,
+    )  # fmt: skip
+    return BSR_GEMM.first(call, key, tensors, _operator)
+
+
+def _operator() -> Callable[[BsrArguments], torch.Tensor]:
+    from kernels_dsl.ops.bsr import register
+
+    return register.BSR_GEMM_OPERATOR
