@@ -17,6 +17,8 @@ from kernels_dsl.sparse.pattern import version
 from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
 from lowering.records import NamedTuple
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class _Kept(NamedTuple):
     """A layer's weight and its transpose, of these tensors with these versions of the indices."""
@@ -96,16 +98,18 @@ class BsrLinear(torch.nn.Module):
 
     def _both_weights(self) -> tuple[BsrTensor, BsrTensor]:
         """The weight and its transpose."""
+        kept, buffers = self._kept, self._buffers
+        if kept is not None and not _is_compiling():
+            crow, col, values = kept.tensors
+            same = buffers["crow_indices"] is crow and buffers["col_indices"] is col
+            # A broadcast may have changed indices in place.
+            if same and self.values is values and kept.versions == (version(crow), version(col)):
+                return kept.weights
         crow, col, values = tensors = (self.crow_indices, self.col_indices, self.values)
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             made = BsrTensor(*tensors, (self.out_features, self.in_features))
             return made, made.t()
-        kept = self._kept
-        versions = version(crow), version(col)  # of indices, which a broadcast may have changed
-        if kept is not None and versions == kept.versions:
-            x, y, z = kept.tensors
-            if x is crow and y is col and z is values:
-                return kept.weights
+        versions = version(crow), version(col)
         made = BsrTensor(*tensors, (self.out_features, self.in_features))
         self._kept = _Kept(tensors, versions, (made, made.t()))
         return self._kept.weights

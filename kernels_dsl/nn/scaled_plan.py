@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.checks.eager_path import needs_dispatcher
-from kernels_dsl.ops import call_cache
+from kernels_dsl.nn.scratch import Scratch, is_dense
+from kernels_dsl.ops import allocate, call_cache
 from kernels_dsl.ops.gemm.grad import summed_over
 from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM, ScaledArguments
@@ -20,15 +21,41 @@ from lowering.records import NamedTuple
 _grad_enabled = torch.is_grad_enabled
 _E4M3 = torch.float8_e4m3fn
 Gradients = tuple[torch.Tensor | None, ...]
-Quantize = Callable[[torch.Tensor, None, None], tuple[torch.Tensor, ...]]
-"""(x, None, None) -> values and scales of x, of x.mT, or of both."""
+Parts = tuple[torch.Tensor, ...]
+"""Values and scales of a tensor, of its transpose, or of both."""
 
 
-def quantizer(x: torch.Tensor, dtype: torch.dtype, scaling: str, plain: bool, turned: bool) -> Quantize:
-    """`quantize` of tensors like x."""
-    transpose: bool | str = "both" if plain and turned else turned
-    plan: Quantize = QUANTIZE.plan_of(QuantizeArguments(x, None, dtype, scaling, transpose))
-    return plan
+class Quantizer:
+    """`quantize` of tensors like x. Its last `new` results are new tensors, the others stay until the next
+    call of this thread and stream where they are small. `part`: of the memory for them."""
+
+    def __init__(self, call: QuantizeArguments, new: int, part: int = 0) -> None:
+        self._plan = QUANTIZE.plan_of(call)
+        self._index = QUANTIZE.target_of(call).index
+        self._shares = call.scaling == "tensor"  # one scale, of what is new and what is not
+        self._new, self._part = new, part
+        self._scratch: Scratch | None = None
+        self._make: Callable[[], Parts] = tuple
+
+    def __call__(self, x: torch.Tensor) -> Parts:
+        """Values and scales."""
+        if self._scratch is not None:
+            held = self._scratch()
+            if held is not None:
+                self._plan(x, None, made := (*held, *self._make()))
+                return made
+        parts: Parts = self._plan(x, None, None)
+        if self._scratch is None and not self._shares:
+            stay = len(parts) - self._new
+            makers = [allocate.maker(t.shape, t.dtype, t.device, t.stride()) for t in parts[stay:]]
+            if all(map(is_dense, parts)):
+                self._make, self._scratch = (
+                    allocate.several(makers),
+                    Scratch(parts[:stay], self._index, self._part),
+                )
+            else:
+                self._shares = True
+        return parts
 
 
 class Multiplier:
@@ -39,12 +66,7 @@ class Multiplier:
         self._options: dict[str, Any] = {"out_dtype": dtype, "use_fast_accum": fast}
         self._plan: Any = None
 
-    def __call__(
-        self,
-        left: tuple[torch.Tensor, ...],
-        right: tuple[torch.Tensor, ...],
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, left: Parts, right: Parts, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Of values and scales of left and of right."""
         a, scale_a = left
         b, scale_b = right
@@ -94,8 +116,11 @@ class Plan:
         self.gradients: dict[Any, Any] = {}
         self._flat = None if rows is x else rows.shape
         self._y_shape = (*x.shape[:-1], weight.shape[0])
-        self._quantize_x = quantizer(rows, _E4M3, first.scalings[0], True, self.needs_weight)
-        self._quantize_weight = quantizer(weight, _E4M3, first.scalings[1], True, self.needs_x)
+        turned = [self.needs_weight, self.needs_x]
+        self._quantize_x, self._quantize_weight = (
+            Quantizer(QuantizeArguments(t, None, _E4M3, scaling, "both" if both else False), 2 * both, part)
+            for part, (t, scaling, both) in enumerate(zip((rows, weight), first.scalings, turned))
+        )
         self._multiply = Multiplier(first.scalings[1], first.dtype, first.fast)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -112,7 +137,7 @@ class Plan:
         gradients need."""
         if self._flat is not None:
             x = x.reshape(self._flat)
-        rows, columns = self._quantize_x(x, None, None), self._quantize_weight(weight, None, None)
+        rows, columns = self._quantize_x(x), self._quantize_weight(weight)
         y = self._multiply(rows[:2], columns[:2], bias)
         if self._flat is not None:  # no view: one that a node makes may not be changed in place
             y = torch.ops.aten._unsafe_view(y, self._y_shape)
@@ -128,14 +153,16 @@ class Plan:
         flat = gradient.reshape(shape) if reshapes else gradient
         quantize = None
         if needs_x or needs_weight:
-            quantize = quantizer(flat, facts.grad_dtype, facts.scaling, needs_x, needs_weight)
+            transpose: bool | str = "both" if needs_x and needs_weight else needs_weight
+            call = QuantizeArguments(flat, None, facts.grad_dtype, facts.scaling, transpose)
+            quantize = Quantizer(call, 0)
         of_x, of_weight = Multiplier(facts.scaling, x_dtype), Multiplier(facts.scaling, weight_dtype)
 
         def run(gradient: torch.Tensor, *kept: torch.Tensor) -> Gradients:
             d_x = d_weight = d_bias = None
             if reshapes:
                 gradient = gradient.reshape(shape)
-            parts = () if quantize is None else quantize(gradient, None, None)
+            parts = () if quantize is None else quantize(gradient)
             if needs_x:
                 d_x = of_x(parts[:2], kept[-2:])
                 if reshapes:
