@@ -59,7 +59,8 @@ def scaled_linear(
         y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
 
     use_fast_accum: as in `scaled_gemm`, of the output alone; gradients, and "block", are summed in float32.
-    Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x. A gradient has its input's
+    Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x; of small operands up to
+    16 MiB stay for each thread and stream. A gradient has its input's
     dtype; that of the bias is summed in float32. Differentiable once. Compute capability as `scaled_gemm`.
     Raises TypeError and ValueError that name the argument.
     """
