@@ -5,7 +5,8 @@
 Sizes are small enough for the GPU to outrun the host. A row of a call has the host's microseconds of the
 forward pass under autograd and of the backward pass, in the median; `torch` is PyTorch's own call of the same
 run. A training step is forward and backward of eight layers of 512×512 on 256 rows, in milliseconds until the
-GPU is done; `nn.Linear` in the same run is what it is held against.
+GPU is done; `nn.Linear` in the same run is what it is held against. So is that of one large layer, which the
+GPU bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,22 @@ from benchmarks import harness, machine
 DEVICE = "cuda"
 CALLS = 60
 ROUNDS = 7
-LAYERS, FEATURES, ROWS = 8, 512, 256
+FEATURES, ROWS = 512, 256
+
+
+class Step(NamedTuple):
+    """Layers of a model and the rows of its input."""
+
+    layers: int
+    features: tuple[int, int]
+    """in, out."""
+    rows: int
+
+
+STEPS = {
+    "8 layers 512×512, 256 rows": Step(8, (FEATURES, FEATURES), ROWS),
+    "a layer 4096→11008, 16384 rows": Step(1, (4096, 11008), 16384),
+}
 
 
 class Differentiable(NamedTuple):
@@ -39,9 +55,9 @@ def _leaf(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
 
 
-def bsr_layer() -> Any:
+def bsr_layer(features: tuple[int, int] = (FEATURES, FEATURES)) -> Any:
     """A layer that keeps a quarter of blocks of 64×64."""
-    dense = torch.nn.Linear(FEATURES, FEATURES, device=DEVICE, dtype=torch.bfloat16)
+    dense = torch.nn.Linear(*features, device=DEVICE, dtype=torch.bfloat16)
     return kernels_dsl.BsrLinear.from_linear(dense, (64, 64), density=0.25)
 
 
@@ -86,23 +102,28 @@ def host_us(timed: Differentiable) -> tuple[float, float]:
     return statistics.median(forward[1:]), statistics.median(backward[1:])
 
 
-def steps() -> dict[str, torch.nn.Module]:
-    """Models of eight layers, by the kind of their layers."""
+def models(step: Step) -> dict[str, torch.nn.Module]:
+    """Models of such layers, by their kind."""
     options: dict[str, Any] = {"device": DEVICE, "dtype": torch.bfloat16}
     layers: dict[str, Callable[[], Any]] = {
-        "nn.Linear": lambda: torch.nn.Linear(FEATURES, FEATURES, **options),
-        "ScaledLinear": lambda: kernels_dsl.ScaledLinear(FEATURES, FEATURES, **options),
-        "BsrLinear": bsr_layer,
+        "nn.Linear": lambda: torch.nn.Linear(*step.features, **options),
+        "ScaledLinear": lambda: kernels_dsl.ScaledLinear(*step.features, **options),
+        "BsrLinear": lambda: bsr_layer(step.features),
     }
-    return {name: torch.nn.Sequential(*(make() for _ in range(LAYERS))) for name, make in layers.items()}
+    return {name: torch.nn.Sequential(*(make() for _ in range(step.layers))) for name, make in layers.items()}
 
 
-def step_ms(models: dict[str, torch.nn.Module]) -> dict[str, float]:
-    """Milliseconds of a training step of each, in turns."""
-    x, gradient = (torch.randn(ROWS, FEATURES, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    found: dict[str, list[float]] = {name: [] for name in models}
+def step_ms(step: Step) -> dict[str, float]:
+    """Milliseconds of a training step of each kind, in turns. The input of a single layer needs a gradient,
+    too, as inside of a model."""
+    kinds = models(step)
+    x, gradient = (
+        torch.randn(step.rows, size, device=DEVICE, dtype=torch.bfloat16) for size in step.features
+    )
+    x.requires_grad_(step.layers == 1)
+    found: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(CALLS):
-        for name, model in models.items():
+        for name, model in kinds.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
             model(x).backward(gradient)
@@ -110,11 +131,12 @@ def step_ms(models: dict[str, torch.nn.Module]) -> dict[str, float]:
             if number >= CALLS // 6:
                 found[name].append((time.perf_counter() - start) * 1e3)
             model.zero_grad(set_to_none=True)
+            x.grad = None
     return {name: statistics.median(times) for name, times in found.items()}
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """One row a call, then one a kind of layer."""
+    """One row a call, then one a step and kind of layer."""
     for name, (ours, peer) in calls().items():
         forward, backward = host_us(ours)
         forward_torch, backward_torch = host_us(peer)
@@ -125,9 +147,10 @@ def rows() -> Iterator[dict[str, Any]]:
             "torch_forward_us": forward_torch,
             "torch_backward_us": backward_torch,
         }
-    times = step_ms(steps())
-    for name, ms in times.items():
-        yield {"name": f"step of {LAYERS} layers: {name}", "step_ms": ms, "x_dense": ms / times["nn.Linear"]}
+    for what, step in STEPS.items():
+        times = step_ms(step)
+        for name, ms in times.items():
+            yield {"name": f"{what}: {name}", "step_ms": ms, "x_dense": ms / times["nn.Linear"]}
 
 
 def main() -> None:

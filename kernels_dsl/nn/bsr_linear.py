@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
-from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.checks.options import instance, one_of
-from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.arguments import BsrArguments
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.gemm.repeated import repeated
 from kernels_dsl.sparse.pattern import version
 from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
 from lowering.records import NamedTuple
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class _Kept(NamedTuple):
@@ -93,30 +98,35 @@ class BsrLinear(torch.nn.Module):
 
     def _both_weights(self) -> tuple[BsrTensor, BsrTensor]:
         """The weight and its transpose."""
+        kept, buffers = self._kept, self._buffers
+        if kept is not None and not _is_compiling():
+            crow, col, values = kept.tensors
+            same = buffers["crow_indices"] is crow and buffers["col_indices"] is col
+            # A broadcast may have changed indices in place.
+            if same and self.values is values and kept.versions == (version(crow), version(col)):
+                return kept.weights
         crow, col, values = tensors = (self.crow_indices, self.col_indices, self.values)
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             made = BsrTensor(*tensors, (self.out_features, self.in_features))
             return made, made.t()
-        kept = self._kept
-        versions = version(crow), version(col)  # of indices, which a broadcast may have changed
-        if kept is not None and versions == kept.versions:
-            x, y, z = kept.tensors
-            if x is crow and y is col and z is values:
-                return kept.weights
+        versions = version(crow), version(col)
         made = BsrTensor(*tensors, (self.out_features, self.in_features))
         self._kept = _Kept(tensors, versions, (made, made.t()))
         return self._kept.weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) to (..., out_features)."""
+        weight, bias = self._both_weights()[1], self.bias if self._adds_bias else None
+        if x.__class__ in PLAIN_TYPES and x.dim() == 2 and not x.is_nested:
+            if x.shape[1] == self.in_features and x.dtype is weight.values.dtype:
+                return _product(x, weight, bias, self.activation)
         check_tensor("x", x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.values.dtype)
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        bias = self.bias if self._adds_bias else None
-        y = bsr_gemm(flat, self._both_weights()[1], bias=bias, activation=self.activation)
+        y = _product(flat, weight, bias, self.activation)
         # No view, as torch.nn.Linear's is none: modules around it may change the output in place.
         return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
 
@@ -127,3 +137,30 @@ class BsrLinear(torch.nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, block={weight.block}, "
             f"density={weight.density:.3f}, bias={self.bias is not None}"
         )
+
+
+def _product(
+    x: torch.Tensor, weight: BsrTensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """`bsr_gemm(x, weight, bias=bias, activation=activation)` of a matrix x; repeated calls take a shorter
+    way than any with all arguments."""
+    values = weight.values
+    tensors: tuple[Any, ...] = (values, x) if bias is None else (values, x, bias)
+    key: Any = None
+    if type(x) in PLAIN_TYPES:
+        key = ("linear", x.shape, activation, bias is None)
+        extras = () if bias is None else (None, bias, None)
+        y = repeated(weight._kept, key, tensors, None, 1.0, 1.0, extras)
+        if y is not None:
+            return y
+    call = BsrArguments(
+        weight.crow_indices, weight.col_indices, values, check_tensor("x", x), bias=bias, shape=weight.shape,
+        transposed=weight.transposed, dense_left=True, activation=activation, matrix=weight,
+    )  # fmt: skip
+    return BSR_GEMM.first(call, key, tensors, _operator)
+
+
+def _operator() -> Callable[[BsrArguments], torch.Tensor]:
+    from kernels_dsl.ops.bsr import register
+
+    return register.BSR_GEMM_OPERATOR

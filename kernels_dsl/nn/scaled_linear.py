@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode, sharded
+from kernels_dsl.checks.eager_path import (
+    PLAIN_TYPES,
+    check_tensor,
+    needs_dispatcher,
+    only_recorded,
+    refuse_forward_mode,
+    sharded,
+)
 from kernels_dsl.checks.options import boolean, instance, one_of, shown
-from kernels_dsl.ops.quantize.operation import QuantizeArguments
+from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 from lowering.records import NamedTuple
@@ -20,6 +28,7 @@ RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x1
 """Recipe -> how activations and gradients, and how weights are scaled, as `quantize` says it."""
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _is_compiling = torch.compiler.is_compiling
+_CALLS: dict[Any, Any] = {}
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _AUTOCAST = ("cuda", "cpu")
 """Devices on which calls run. PyTorch refuses to say of some other devices, such as meta, whether autocast is
@@ -50,22 +59,77 @@ def scaled_linear(
         y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
 
     use_fast_accum: as in `scaled_gemm`, of the output alone; gradients, and "block", are summed in float32.
-    Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x. A gradient has its input's
+    Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x; of small operands up to
+    16 MiB stay for each thread and stream. A gradient has its input's
     dtype; that of the bias is summed in float32. Differentiable once. Compute capability as `scaled_gemm`.
     Raises TypeError and ValueError that name the argument.
     """
+    options = (recipe, grad_dtype, use_fast_accum)
+    key: Any = None
+    if type(x) in PLAIN_TYPES and type(weight) in PLAIN_TYPES and not _is_compiling():
+        tensors = (x, weight) if bias is None else (x, weight, bias)
+        try:
+            key = (x.shape, bias is None, _autocast_dtype(x), options)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+        else:
+            plan = call_cache.find(_CALLS, key, tensors)
+            if plan is not None:
+                try:
+                    y: torch.Tensor = plan(x, weight, bias)
+                    return y
+                except ValueError as error:
+                    call_cache.refused(_CALLS, key, error)
     _check(x, weight, bias)
-    _check_options(recipe, grad_dtype, use_fast_accum)
+    _check_options(*options)
     refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
     if sharded((x, weight, bias)):
         over_shards = importlib.import_module("kernels_dsl.distributed.linear").scaled_linear
-        made: torch.Tensor = over_shards(x, weight, bias, (recipe, grad_dtype, use_fast_accum))
+        made: torch.Tensor = over_shards(x, weight, bias, options)
         return made
-    return product(x, weight, bias, (recipe, grad_dtype, use_fast_accum))
+    made = product(x, weight, bias, options)
+    if key is not None:
+        _keep(key, tensors, options)
+    return made
 
 
 Options = tuple[str, torch.dtype, bool]
 """recipe, grad_dtype and use_fast_accum of `scaled_linear`."""
+
+
+def _keep(key: Any, tensors: tuple[torch.Tensor, ...], options: Options) -> None:
+    """Keeps a plan for calls like this one, which was served, where launches are all that they need."""
+    x, weight = tensors[:2]
+    if 0 in (x.numel(), weight.numel()) or QUANTIZE.target_of(QuantizeArguments(x)).emulated:
+        return
+    if not needs_dispatcher(tensors) or only_recorded(tensors):
+        call_cache.keep(_CALLS, key, tensors, plan_of(tensors, options))
+
+
+def plan_of(tensors: tuple[torch.Tensor, ...], options: Options) -> Any:
+    """The plan of calls like that of x, weight and, where there is one, bias, which was served."""
+    from kernels_dsl.nn.scaled_plan import First, Plan
+
+    x, weight = tensors[:2]
+    recipe, grad_dtype, fast = options
+    scalings = _scalings(weight, recipe)
+    recorded = torch.is_grad_enabled()
+    x_needs, weight_needs, *bias_needs = [recorded and t.requires_grad for t in tensors]
+    dtypes = (x.dtype, weight.dtype, tensors[2].dtype if bias_needs else None)
+    first = First(
+        x=x, rows=_rows(x, weight), weight=weight, needs=(x_needs, weight_needs, any(bias_needs)),
+        scalings=scalings, dtype=_autocast_dtype(x) or x.dtype, fast=fast and scalings[1] != "128x128",
+        facts=Facts(scalings[0], grad_dtype, weight.dim() == 3, dtypes, x.shape), gradients=gradients,
+    )  # fmt: skip
+    return Plan(first)
+
+
+def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype of autocast where that is on for x."""
+    kind = "cuda" if x.is_cuda else x.device.type
+    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 class Shared(NamedTuple):
@@ -91,10 +155,7 @@ def product(
     With the recipe "tensor" all ranks of the groups in `shared` have one scale.
     """
     recipe, grad_dtype, fast = options
-    dtype = x.dtype
-    kind = x.device.type
-    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    dtype = _autocast_dtype(x) or x.dtype
     if not torch.is_grad_enabled() and not _is_compiling():
         scalings = _scalings(weight, recipe)
         return _output(x, weight, bias, scalings, dtype, fast, (False, False), shared)[0]
@@ -223,6 +284,45 @@ def _output(
     return y, kept
 
 
+class Facts(NamedTuple):
+    """A call's facts that gradients need beside tensors.
+
+    `scaling`: of activations and gradients. `groups`: whether each has a weight. `dtypes`, `shape`: of x,
+    weight and bias, of x. `shared`: process groups that have shards of the output.
+    """
+
+    scaling: str
+    grad_dtype: torch.dtype
+    groups: bool
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype | None]
+    shape: torch.Size
+    shared: tuple[Any, ...] = ()
+
+
+def gradients(
+    ctx: Any, gradient: torch.Tensor, kept: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of x, weight and bias, and None. `kept`: values and scales of x.mT and of weight.mT."""
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    facts: Facts = ctx.facts
+    x_turned, x_scale, weight_turned, weight_scale = kept
+    lead, n = gradient.shape[:-1], gradient.shape[-1]
+    flat = gradient if facts.groups else gradient.reshape(math.prod(lead), n)
+    d_x = d_weight = d_bias = None
+    if needs_x or needs_weight:
+        parts = _quantized(flat, facts.grad_dtype, facts.scaling, needs_x, needs_weight, facts.shared)
+        if needs_x:
+            d_x = _product(parts[:2], (weight_turned, weight_scale), facts.scaling, facts.dtypes[0])
+            d_x = d_x.view(facts.shape)
+        if needs_weight:
+            d_weight = _product(parts[-2:], (x_turned, x_scale), facts.scaling, facts.dtypes[1])
+    if needs_bias:
+        from kernels_dsl.ops.gemm.grad import summed_over
+
+        d_bias = summed_over(flat, (0,), facts.dtypes[2])
+    return d_x, d_weight, d_bias, None
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -239,30 +339,14 @@ class _Product(torch.autograd.Function):
         scalings = _scalings(weight, recipe)
         y, kept = _output(x, weight, bias, scalings, dtype, fast, ctx.needs_input_grad[:2], shared)
         ctx.save_for_backward(*kept)
-        ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, weight.dim() == 3
-        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.shape, ctx.groups_of_output = x.shape, shared.output
+        dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.facts = Facts(scalings[0], grad_dtype, weight.dim() == 3, dtypes, x.shape, shared.output)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        x_turned, x_scale, weight_turned, weight_scale = ctx.saved_tensors
-        lead, n = gradient.shape[:-1], gradient.shape[-1]
-        flat = gradient if ctx.groups else gradient.reshape(math.prod(lead), n)
-        d_x = d_weight = d_bias = None
-        if needs_x or needs_weight:
-            others = ctx.groups_of_output
-            parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight, others)
-            if needs_x:
-                d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.scaling, ctx.dtypes[0])
-                d_x = d_x.view(ctx.shape)
-            if needs_weight:
-                d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.scaling, ctx.dtypes[1])
-        if needs_bias:
-            d_bias = flat.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
-        return d_x, d_weight, d_bias, None, None, None, None, None
+        return (*gradients(ctx, gradient, ctx.saved_tensors), None, None, None, None)
 
 
 class ScaledLinear(torch.nn.Linear):

@@ -13,6 +13,7 @@ from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch, operation
 from kernels_dsl.ops.attention import fp8_plan, gradient
 from kernels_dsl.ops.attention.operation import ATTENTION
+from kernels_dsl.ops.bsr import node
 from kernels_dsl.ops.bsr.product import BSR_GEMM
 from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
@@ -235,6 +236,23 @@ def test_block_sparse_gradients_go_past_the_dispatcher(launched):
     assert steps[0] == steps[1] == steps[2] and len(steps[0]) >= 4
     assert any(entry.__class__ is Recorded for kept in sparse._kept.values() if isinstance(kept, tuple)
                for *_, entry in kept)  # fmt: skip
+
+
+def test_a_layer_finds_its_backward_pass_by_one_look_up(launched, monkeypatch):
+    """The third step, whose products are those of the first one, decides nothing again."""
+    given = _tensors()
+    layer = kernels_dsl.BsrLinear(given["sparse"], torch.ones(256).bfloat16())
+    x, steps = given["wide"].mT.contiguous().requires_grad_(), []
+    for step in range(4):
+        launched.clear()
+        if step > 1:
+            monkeypatch.setattr(node.BsrGemm, "general", None)
+            monkeypatch.setattr(BSR_GEMM, "first", None)
+        result = layer(x)
+        found = torch.autograd.grad(result, (x, *layer.parameters()), torch.ones_like(result))
+        assert torch.equal(found[2], torch.full((256,), 64.0).bfloat16())
+        steps.append([[getattr(t, "shape", type(t)) for t in args] for args in launched])
+    assert steps[0] == steps[2] == steps[3] and len(steps[0]) == 3
 
 
 def test_a_matrix_that_had_gradients_is_freed_at_once(launched):

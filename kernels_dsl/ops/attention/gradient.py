@@ -21,6 +21,7 @@ from kernels_dsl.ops.attention.arguments import (
     longest_of,
 )
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
+from kernels_dsl.ops.attention.backward_repeated import Run, repeated_run
 from kernels_dsl.ops.attention.functions import function_of
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.sm_margin import with_margin
@@ -135,11 +136,10 @@ def _repeated(
 ) -> Gradients | None:
     """Gradients of q, k and v alone in a call like an earlier one of this key; None where there was none, or
     something watches this one. `results`: q, k, v, the output and the log-sum-exp."""
-    plan = call_cache.find(_CALLS, key, _given(do, d_lse, results))
-    if plan is not None:
-        q, k, v, out, lse = results
+    run = call_cache.find(_CALLS, key, _given(do, d_lse, results))
+    if run is not None:
         try:
-            gradients: Gradients = plan.run(Forward(q, k, v, out, lse, NO_EXTRAS), do, d_lse)
+            gradients: Gradients = run(*results, do, d_lse)
             return gradients
         except ValueError as error:
             call_cache.refused(_CALLS, key, error)
@@ -166,8 +166,15 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any], key: Any = None) 
     plan = _plan_of(x, forward)
     gradients = plan.run(forward, do, d_lse)
     if alone and not target_of(x.q, "q").emulated:
-        call_cache.keep(_CALLS, key, _given(do, d_lse, results), plan)
+        run = repeated_run(plan, x.q, x.k, x.v) or _run_alone(plan)
+        call_cache.keep(_CALLS, key, _given(do, d_lse, results), run)
     return gradients
+
+
+def _run_alone(plan: BackwardPlan) -> Run:
+    """The run of a plan on (q, k, v, output, log-sum-exp, do, d_lse or None)."""
+
+    return lambda q, k, v, out, lse, do, d_lse: plan.run(Forward(q, k, v, out, lse, NO_EXTRAS), do, d_lse)
 
 
 def gradients_of(

@@ -45,7 +45,7 @@ class Recorded:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output for q, k and v alone."""
-        output: torch.Tensor = Attention.apply(RecordedCall(self, NO_EXTRAS), q, k, v)[0]
+        output: torch.Tensor = _apply(RecordedCall(self, NO_EXTRAS), q, k, v)[0]
         return output
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: None, extras: Extras) -> Any:
@@ -83,6 +83,10 @@ class Attention(torch.autograd.Function):
         return result
 
     backward = staticmethod(backward)
+
+
+_apply: Any = super(torch.autograd.Function, Attention).apply
+"""`Attention.apply` without its look for transforms: what repeats an earlier call has none."""
 
 
 def all_keywords_of(call: AttentionArguments) -> dict[str, Any]:

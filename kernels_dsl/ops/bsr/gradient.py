@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.gemm.grad import epilogue_gradients, matched, needed_of, operators_for
-from kernels_dsl.ops.gemm.nodes import record
+from kernels_dsl.ops.gemm.grad import epilogue_gradients, matched, needed_of, operators_for, saved_of
 
 FACTORS = 4  # crow, col, values, dense
 
@@ -26,7 +25,7 @@ def summed(found: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of the positional arguments, None for those that are not needed."""
-    crow, col, values, dense, c, bias = saved = ctx.saved_tensors
+    crow, col, values, dense, c, bias = saved = saved_of(ctx)
     keywords, needed = ctx.keywords, needed_of(ctx, FACTORS)
     operators = operators_for(ctx, (gradient, *saved))
 
@@ -60,10 +59,7 @@ def _values_gradient(
 ) -> torch.Tensor:
     """The stored blocks of alpha · dz Bᵀ, or of its transpose, by orientation."""
     crow, col, values, dense = saved[:4]
-    left, transposed = keywords["dense_left"], keywords["transposed"]
-    x, y = (dense.mT, d_z) if left else (d_z, dense.mT)
-    if transposed:
-        x, y = y.mT, x.mT
+    x, y = sampled_factors(dense, d_z, keywords["dense_left"], keywords["transposed"])
     batched = d_z.dim() == 3 and values.dim() == 3
     found = operators.bsr_sddmm(
         crow, col, x, y, shape=keywords["shape"], block=list(values.shape[-2:]), alpha=keywords["alpha"],
@@ -72,8 +68,10 @@ def _values_gradient(
     return summed(found, values)
 
 
-class BsrGemm(torch.autograd.Function):
-    """A call of `bsr_gemm`."""
-
-    forward = staticmethod(record)
-    backward = staticmethod(backward)
+def sampled_factors(
+    dense: torch.Tensor, d_z: torch.Tensor, left: bool, transposed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors of the stored blocks' gradient. `left`: the dense factor was the left one."""
+    if transposed:
+        return (d_z.mT, dense) if left else (dense, d_z.mT)
+    return (dense.mT, d_z) if left else (d_z, dense.mT)

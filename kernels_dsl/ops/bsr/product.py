@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,13 +54,16 @@ def _follow(plan: Plan, call: BsrProductArguments) -> torch.Tensor:
 class _BsrGemm(BsrProduct[BsrArguments]):
     def recorded(self, call: BsrArguments, operator: Callable[[], Any]) -> Recorded:
         """Such calls as nodes of autograd."""
-        from kernels_dsl.ops.bsr.gradient import BsrGemm
+        from kernels_dsl.ops.bsr.node import BsrGemm, factors_of_bsr
 
         call.refuse_gradients()
         refuse_written(call.read().values(), out=call.out)
         keywords = {name: getattr(call, name) for name in call.choices}
         indices = (call.crow, call.col)
-        return Recorded(BsrGemm, self.plan_of(call), indices, keywords, _ForBackward, operator)
+        return Recorded(
+            BsrGemm, self.plan_of(call), indices, call.likes(), keywords, _ForBackward, operator,
+            factors=partial(factors_of_bsr, self),
+        )  # fmt: skip
 
 
 class _ForBackward:

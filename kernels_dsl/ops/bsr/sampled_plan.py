@@ -13,6 +13,7 @@ from kernels_dsl.config.bsr import ALIGN
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import check_grid, choose_sddmm_sm80, sddmm_units
 from kernels_dsl.config.family import FAMILIES
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm.layouts import matrix_layout
 from kernels_dsl.ops.gemm.steps import preparation
 from kernels_dsl.ops.launch import Launch
@@ -65,10 +66,22 @@ def build_sampled(
         lists = pattern.chunks(units)
         launch = Launch(FUNCTIONS["sm80"], target, constexprs)
 
+    make_out = allocate.maker(shape, out_dtype, a.device)
+    step_a, step_b = steps
+    kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+
     def run(a: torch.Tensor, b: torch.Tensor, operands: Any) -> torch.Tensor:
-        out = torch.empty(shape, dtype=out_dtype, device=a.device)
-        first, second = (x if step is None else step(x) for x, step in zip((a, b), steps))
-        launch(first, second, out, lists, operands, max_ctas)
+        nonlocal kernel
+        out = make_out()
+        if step_a is not None:
+            a = step_a(a)
+        if step_b is not None:
+            b = step_b(b)
+        if kernel is not None:
+            kernel(a, b, out, lists, operands, max_ctas)
+        else:
+            launch(a, b, out, lists, operands, max_ctas)
+            kernel = launch.direct()
         return out
 
     return run

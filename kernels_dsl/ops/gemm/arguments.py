@@ -60,6 +60,10 @@ class ProductArguments(Arguments):
         scalars = (float(self.alpha), float(fields.get("beta", 1.0)))
         return (*scalars, *map(fields.get, self.operands[2:]), *self.epilogue_args)
 
+    def likes(self) -> tuple[tuple[torch.Size, torch.dtype] | None, ...]:
+        """Shape and dtype of c, bias and residual, None for those that are not given."""
+        return tuple(None if x is None else (x.shape, x.dtype) for x in self.operand_values()[2:5])
+
 
 class DenseArguments(ProductArguments):
     """Those of products of dense factors."""

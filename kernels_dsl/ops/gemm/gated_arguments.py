@@ -149,7 +149,7 @@ class _Gated(Operation[GatedArguments, Plan]):
         dtype = result_dtype(call.out, call.out_dtype, call.a.dtype)
         make = allocate.maker(product_shape(call.a, call.b), dtype, call.a.device)
         plan = self.plan_of(replace(call, preact_out=make()))
-        return Recorded(GatedGemm, plan, (), keywords, GatedForBackward, operator, make)
+        return Recorded(GatedGemm, plan, (), call.likes(), keywords, GatedForBackward, operator, make)
 
 
 GATED_GEMM = _Gated("gemm_gated", GatedArguments, describe, build, _follow)

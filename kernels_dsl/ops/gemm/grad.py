@@ -49,9 +49,9 @@ def refuse_functions(epilogue: Any, activation: str | None) -> None:
 
 
 def keep_for_backward(
-    ctx: Any, inputs: Sequence[Any], keywords: dict[str, Any], factors: int, call: Any = None, own: Saved = ()
+    ctx: Any, inputs: Sequence[Any], keywords: dict[str, Any], factors: int, own: Saved = ()
 ) -> None:
-    """Keeps what gradients need of a call: of an operator, or of a node, whose first argument is `call`.
+    """Keeps what gradients need of an operator's call.
 
     `inputs`: so many factors, c, bias, residual and the epilogue's arguments. `keywords`: those of the
     operator. `own`: tensors to save after all others. ValueError for a function without a derivative.
@@ -60,8 +60,14 @@ def keep_for_backward(
     c, bias, residual = (*inputs[factors:], None, None, None)[:3]  # a gated product has no residual
     again = keywords["activation"] is not None  # the product is computed again
     ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None, *own)
-    ctx.keywords, ctx.call = keywords, call
+    ctx.keywords, ctx.call = keywords, None
     ctx.like = [None if x is None else (x.shape, x.dtype) for x in (c, bias, residual)]
+
+
+def saved_of(ctx: Any) -> tuple[Any, ...]:
+    """The tensors that were saved, behind the indices of a node, which its plan holds."""
+    saved: tuple[Any, ...] = ctx.saved_tensors
+    return saved if ctx.call is None else (*ctx.call.recorded.indices, *saved)
 
 
 def operators_for(ctx: Any, tensors: Sequence[Any]) -> Any:
@@ -79,8 +85,15 @@ def operators_for(ctx: Any, tensors: Sequence[Any]) -> Any:
 def matched(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     """As many gradients as the call had arguments."""
     if ctx.call is not None:
-        return (None, *gradients)
+        return (None, *gradients[len(ctx.call.recorded.indices) :])
     return (*gradients, None)[: len(ctx.needs_input_grad)]
+
+
+def summed_over(x: torch.Tensor, modes: Any, dtype: torch.dtype) -> torch.Tensor:
+    """x summed over modes in float32, in `dtype`."""
+    if x.dtype == dtype:
+        return torch.sum(x, modes)  # PyTorch's kernel sums 16 bits in float32 and rounds once
+    return x.sum(modes, dtype=torch.float32).to(dtype)
 
 
 class EpilogueGradients(NamedTuple):
@@ -118,7 +131,7 @@ def epilogue_gradients(
     if needs_bias:
         others = -2 if keywords["bias_axis"] == "n" else -1
         modes = (others,) if d_z.dim() == 2 else (0, others)
-        d_bias = d_z.sum(modes, dtype=torch.float32).to(like_bias[1])
+        d_bias = summed_over(d_z, modes, like_bias[1])
     return EpilogueGradients(d_c, d_bias, d_residual, d_z)
 
 
@@ -126,8 +139,9 @@ def needed_of(ctx: Any, factors: int) -> tuple[bool, ...]:
     """The factors, c, bias and residual that need gradients: the dispatcher leaves out trailing
     arguments that have their default value."""
     count = factors + 3
-    inputs = ctx.needs_input_grad if ctx.call is None else ctx.needs_input_grad[1:]
-    return (*inputs, *(False,) * count)[:count]
+    if ctx.call is not None:
+        return (*(False for _ in ctx.call.recorded.indices), *ctx.needs_input_grad[1:])
+    return (*ctx.needs_input_grad, *(False,) * count)[:count]
 
 
 def setup_context(
@@ -154,7 +168,7 @@ def _product(
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of (a, b, c, bias, residual), None for those that are not needed, as many as there were
     arguments."""
-    a, b, c, bias, *kept = ctx.saved_tensors
+    a, b, c, bias, *kept = saved_of(ctx)
     keywords, needed = ctx.keywords, needed_of(ctx, _FACTORS)
     operators = operators_for(ctx, (gradient, a, b, c, bias))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,12 +29,15 @@ class Product(Operation[Call, Plan]):
 class _Gemm(Product[GemmArguments]):
     def recorded(self, call: GemmArguments, operator: Callable[[], Any]) -> Recorded:
         """Such calls as nodes of autograd."""
-        from kernels_dsl.ops.gemm.nodes import Gemm
+        from kernels_dsl.ops.gemm.nodes import Gemm, factors_of_gemm
 
         call.refuse_gradients()
         refuse_written(call.read().values(), out=call.out)
         keywords = {name: getattr(call, name) for name in call.choices}
-        return Recorded(Gemm, self.plan_of(call), (), keywords, ForBackward, operator)
+        return Recorded(
+            Gemm, self.plan_of(call), (), call.likes(), keywords, ForBackward, operator,
+            factors=partial(factors_of_gemm, self),
+        )  # fmt: skip
 
 
 class ForBackward:

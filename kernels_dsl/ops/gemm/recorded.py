@@ -7,6 +7,8 @@ transforms still take it. The nodes are in `nodes`, which calls without gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,19 +36,35 @@ if TYPE_CHECKING:
 class Recorded:
     """The plan of a product whose calls autograd records.
 
-    `node`: class of the node. `indices`: the operator's arguments before the factors. `keywords`: those of
-    the operator, alpha and beta apart. `products`: makes the products of the backward pass, by the operators'
-    names, of the call cache that they use. `operator`: registers the operators. `kept`: makes the place of
-    the product itself, the plan's last operand, where the backward pass has it from the forward pass.
+    `node`: class of the node. `indices`: the operator's arguments before the factors. `like`: shapes and
+    dtypes of c, bias and residual. `keywords`: those of the operator, alpha and beta apart. `products`: makes
+    the products of the backward pass, by the operators' names, of the call cache that they use. `operator`:
+    registers the operators. `kept`: makes the place of the product itself, the plan's last operand, where the
+    backward pass has it from the forward pass. `factors`: makes the function from (gradient, left, right)
+    to gradients of the factors, for tensors like some. `gradients`: a call cache of backward passes.
     """
 
-    node: type[torch.autograd.Function]
+    node: Any
     plan: ProductPlan
     indices: tuple[torch.Tensor, ...]
+    like: tuple[tuple[torch.Size, torch.dtype] | None, ...]
     keywords: dict[str, Any]
     products: Callable[[dict[Any, Any]], Any]
     operator: Callable[[], Any]
     kept: Callable[[], torch.Tensor] | None = None
+    factors: Callable[..., Callable[..., Any] | None] | None = None
+    gradients: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def again(self) -> bool:
+        """True if the backward pass computes the product again."""
+        return self.keywords["activation"] is not None
+
+    @cached_property
+    def linear(self) -> bool:
+        """True if gradients of the factors and of a bias are all there can be, products and a sum."""
+        like_c, _, like_residual = self.like
+        return not self.again and self.kept is None and like_c is like_residual is None
 
     def run(
         self,
@@ -57,9 +75,10 @@ class Recorded:
         extras: tuple[Any, ...],
     ) -> torch.Tensor:
         """The product of the first two tensors of `factors`. `extras`: c, bias and residual, or nothing."""
-        inputs = (*self.indices, factors[0], factors[1], *(extras or _NONE_GIVEN))
         call = RecordedCall(self, calls, float(alpha), float(beta))
-        result: torch.Tensor = self.node.apply(call, *inputs)
+        # `Function.apply` looks for transforms besides, which such a call has none of.
+        apply: Any = super(torch.autograd.Function, self.node).apply  # type: ignore[misc]
+        result: torch.Tensor = apply(call, factors[0], factors[1], *(extras or _NONE_GIVEN))
         return result
 
     def of_call(self, call: ProductArguments, calls: dict[Any, Any]) -> torch.Tensor:
