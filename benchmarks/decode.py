@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=int, action="append", help="keys of a page (16); may be repeated")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's library (default: an installed vLLM's)")
     parser.add_argument("--rounds", type=int, default=10, help="replays of each (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="time each row so long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.05, help="time each row so long (%(default)s)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder for <gpu>/decode*.json")
     args = parser.parse_args(argv)
     import torch

@@ -2,7 +2,7 @@
 
 A CTA has one query row. Groups of threads, each a vector of the row a thread, add every n-th split, and the
 first group adds the groups' sums. The first partial results of each group are asked for together with the
-log-sum-exps, which become the splits' weights in shared memory, each by one thread.
+log-sum-exps, from which all threads then find the splits' weights, in shared memory.
 """
 
 import math
@@ -107,12 +107,6 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
         s_lse[thread] = work.part_lse[row.part + thread * row.step]
     cute.arch.sync_threads()
     base = finite_or_zero(highest_of(work, head, s_lse, splits))
-    cute.arch.sync_threads()
-    # In their place: with more shared memory the CTA would not fit beside two that take items.
-    s_weights = s_lse
-    for n in cutlass.range(thread, splits, THREADS, unroll=1):
-        s_weights[n] = cute.math.exp2(s_lse[n] - base, fastmath=True)
-    cute.arch.sync_threads()
     total = row.spoilt
     sums = cute.make_rmem_tensor(VECTOR, Float32)
     sums.fill(0.0)
@@ -121,9 +115,10 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
             for i in range_constexpr(AT_ONCE):
                 n = first + i * groups
                 if n < splits:
-                    total = total + s_weights[n]
+                    weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
+                    total = total + weight
                     for j in range_constexpr(VECTOR):
-                        sums[j] = sums[j] + s_weights[n] * loaded[j, i]
+                        sums[j] = sums[j] + weight * loaded[j, i]
             load_every(rows, vector, first + groups * AT_ONCE, splits, groups, loaded)
         if vector == 0:
             s_total[group] = total
