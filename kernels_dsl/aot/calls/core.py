@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernels_dsl.aot.calls.call import Call
 from kernels_dsl.aot.calls.fp8 import CUBES
-from kernels_dsl.aot.calls.gemm import sizes, text
+from kernels_dsl.aot.calls.gemm import SHOWN, sizes, text
 
 _LAYERS = ((4096, 4096), (14336, 4096), (4096, 14336))
 _PRODUCTS = {
@@ -22,6 +22,7 @@ USUAL: tuple[tuple[str, set[str]], ...] = (
     ("gemm", {"bf16", "nt", "nn", *_PRODUCTS}),
     ("gemm", {"bf16", "nt", "gradients", "2048x4096x4096", "8192x4096x4096"}),
     ("gemm", {"bf16", "nt", "bias", *_PRODUCTS}),
+    ("gemm", {"bf16", "nt", "gelu", *map(text, SHOWN)}),
     ("gemm", {"fp16", "nt", *_PRODUCTS}),
     ("attention", {*_ATTENTION, "16", "heads", "1x512", "1x4096"}),
     ("attention", {*_ATTENTION, "16", "32", "heads", "1x4096", "gradients"}),

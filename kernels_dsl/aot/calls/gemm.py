@@ -40,6 +40,8 @@ def sizes(layers: Iterable[tuple[int, int]], rows: Iterable[int] = ROWS) -> list
 
 
 SQUARES = [(n, n, n) for n in (128, 512, 2048, 4096, 8192)]
+SHOWN = [(n, n, n) for n in (128, 4096)]
+"""Of calls in the documentation, with an activation alone."""
 FEWEST = sizes(((4096, 4096),), (5, 16, 256, 4096))
 """Of calls with a reduction."""
 TRAINED = sizes(
@@ -96,6 +98,9 @@ def products() -> Iterator[Call]:
         for size in sizes(LAYERS) if words == "bias" else sizes(LAYERS, ROWS[::2]):
             make = partial(product, size=size, dtype=BF16, **more)
             yield Call("gemm", gemm, f"bf16 nt {words} {text(size)}", make)
+    for size in SHOWN:
+        make = partial(product, size=size, dtype=BF16, activation="gelu")
+        yield Call("gemm", gemm, f"bf16 nt gelu {text(size)}", make)
     for (name, dtype), size in itertools.product(DTYPES.items(), TRAINED):
         make = partial(product, size=size, dtype=dtype)
         yield Call("gemm", gemm, f"{name} nt {text(size)}", make, ("a", "b"))
