@@ -61,12 +61,13 @@ def attention_fp8_watched(
     out = torch.zeros(*scores.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
     for start in range(0, q_len, walk.queries):
         rows = slice(start, min(start + walk.queries, q_len))
-        out[:, :, rows] = _tile(scores[:, :, rows], values, walk)
+        out[:, :, rows] = _tile(scores[:, :, rows], values, walk, masking.right is not None)
     return out.transpose(1, 2)
 
 
-def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk) -> torch.Tensor:
-    """The rows of one tile: scores (B, H, rows, Sk) in powers of two, values (B, H, Sk, Dv)."""
+def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk, edge: bool) -> torch.Tensor:
+    """The rows of one tile: scores (B, H, rows, Sk) in powers of two, values (B, H, Sk, Dv). `edge`: the mask
+    has a right edge, near which a rising walk begins."""
     rows, length = scores.shape[2:]
     scores = torch.nn.functional.pad(scores, (0, 0, 0, -rows % ROWS))
     seen = (scores[:, :, :rows] > -math.inf).any(2).any(0).any(0).nonzero()
@@ -78,13 +79,15 @@ def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk) -> torch.Tenso
     seen_whole = (scores[:, :, :rows] > -math.inf).all(2).all(0).all(0).unflatten(0, (-1, walk.keys)).all(1)
     cut = len(list(itertools.takewhile(lambda block: not seen_whole[block], reversed(blocks))))
     end = len(blocks) - cut if walk.rising else len(blocks)
-    for block in blocks[end:] + blocks[:end][::-1]:
+    for number, block in enumerate(blocks[end:] + blocks[:end][::-1]):
         keys = slice(block * walk.keys, min((block + 1) * walk.keys, length))
         x, hidden = scores[..., block * walk.keys : (block + 1) * walk.keys], not bool(seen_whole[block])
         weights = _weights(x, reference, 0 if hidden else walk.linear)
         fits = (_quarters(weights) <= LARGEST).all(-1, keepdim=True)  # without a reference: infinite or NaN
         fits = fits.unflatten(2, (-1, ROWS)).all(3, keepdim=True).expand(-1, -1, -1, ROWS, 1).flatten(2, 3)
         moved = torch.where(fits, reference, torch.maximum(reference, _reference(x, hidden)))
+        if number == 0 and walk.rising and edge:
+            moved = x.amax(-1, keepdim=True) + LEAST
         weights = torch.where(fits, weights, _weights(x, _finite(moved), 0))
         older = torch.where(reference == -math.inf, 0.0, reference - moved)
         total = total * torch.exp2(older) + weights.sum(-1, keepdim=True)

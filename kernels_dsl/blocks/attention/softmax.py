@@ -201,31 +201,41 @@ def rescale(values: cute.Tensor, factor: cute.Tensor) -> None:
             values[r, c] = values[r, c] * factor[r]
 
 
-@cute.jit
-def finish(
-    output: cute.Tensor,  # (rows, columns): unnormalised outputs in, outputs out
+def close(
     row_max: cute.Tensor,  # (rows,): maxima in, log-sum-exp (natural) out
-    row_sum: cute.Tensor,  # (rows,)
+    row_sum: cute.Tensor,  # (rows,): sums in, what outputs are to be multiplied by out
     scale_log2: Float32,
-    offset: cutlass.Constexpr[float] = 0.0,
+    offset: float = 0.0,
     factor: Float32 | None = None,
-):
-    """Divides by the sums, which have a factor of 2^offset, and multiplies by `factor`. A row without any key
-    gives exactly 0, also where values are NaN, and a log-sum-exp of -inf.
+) -> cutlass.Boolean:
+    """From sums, which have a factor of 2^offset, to factors of the outputs, of which `factor` is a part.
+
+    True where a row of this warp has no key: its log-sum-exp is -inf.
     """
     some_empty = cutlass.Boolean(False)
-    for r in cutlass.range_constexpr(cute.size(output, mode=[0])):
+    for r in range(cute.size(row_sum)):
         total = quad_sum(row_sum[r])
         empty = total == Float32(0.0)
         some_empty = some_empty | empty
-        inverse = cute.arch.rcp_approx(total)
-        if cutlass.const_expr(factor is not None):
-            inverse = inverse * factor
-        for c in cutlass.range_constexpr(cute.size(output, mode=[1])):
-            output[r, c] = output[r, c] * inverse
         log_sum = (row_max[r] * scale_log2 + cute.math.log2(total, fastmath=True) - offset) * LN_2
         row_max[r] = choose(empty, Float32(-math.inf), log_sum)
-    if cute.arch.vote_any_sync(some_empty):
+        inverse = cute.arch.rcp_approx(total)
+        row_sum[r] = inverse if factor is None else inverse * factor
+    return cute.arch.vote_any_sync(some_empty)
+
+
+@cute.jit
+def finish(
+    output: cute.Tensor,  # (rows, columns): unnormalised outputs in, outputs out
+    row_max: cute.Tensor,  # (rows,): log-sum-exp, as `close` leaves it
+    factor: cute.Tensor,  # (rows,): as `close` leaves it
+    some_empty: cutlass.Boolean,
+):
+    """Multiplies the outputs by their factors. A row without any key gives exactly 0, also where values are
+    NaN.
+    """
+    rescale(output, factor)
+    if some_empty:
         for r in cutlass.range_constexpr(cute.size(output, mode=[0])):
             empty = row_max[r] == Float32(-math.inf)
             for c in cutlass.range_constexpr(cute.size(output, mode=[1])):

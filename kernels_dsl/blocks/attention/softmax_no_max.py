@@ -54,14 +54,24 @@ def first_step(
     scale_log2: Float32,
     may_be_empty: bool,
     masked: bool | Boolean,
+    cut: bool = False,
 ) -> None:
     """Takes the first block of a row and its reference; exp(scale * s) as exp2(scale_log2 * s).
 
-    `may_be_empty`: a row can have no key so far; its reference is -inf then.
+    `may_be_empty`: a row can have no key so far; its reference is -inf then. `cut`: an edge of the mask cuts
+    the first blocks, whose references are MASKED_LOG2 above their largest scores: no sum is waited for.
     """
     columns = range(cute.size(scores, mode=[1]))
+    cut = cut and len(columns) * 2.0 ** (SUM_LOG2 - MASKED_LOG2) <= LARGEST_SUM
     for r in range(cute.size(scores, mode=[0])):
         highest, shift = _highest(scores, r, scale_log2, may_be_empty)
+        if cut:
+            reference[r] = _raised(highest, Float32(MASKED_LOG2), scale_log2)
+            shift = softmax.base_of(reference[r], may_be_empty) * scale_log2 - SUM_LOG2
+            for c in columns:
+                scores[r, c] = _exponential(scores[r, c], scale_log2, shift)
+            row_sum[r] = softmax.fold(scores, r, softmax.plus)
+            continue
         for c in columns:
             scores[r, c] = _exponential(scores[r, c], scale_log2, shift)
         total = softmax.fold(scores, r, softmax.plus)
@@ -184,6 +194,11 @@ def _raised_reference(
         if masked is not True:
             least = choose(masked, least, Float32(0.0))
         powers = cute.arch.fmax(powers, least)
+    return _raised(highest, powers, scale_log2)
+
+
+def _raised(highest: Float32, powers: Float32, scale_log2: Float32) -> Float32:
+    """`highest`, raised by `powers` of two."""
     # With hardly any scale all weights are alike, and the quotient would be infinite.
     raised = highest + powers * cute.arch.rcp_approx(scale_log2)
     return choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)

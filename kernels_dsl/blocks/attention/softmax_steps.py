@@ -66,16 +66,29 @@ def probability_offset(spec: SoftmaxSpec) -> float:
 
 
 def descaled(work: Work, at: QueryTile) -> Work:
-    """`work` with the scale of a tile's scores, where Q and K are fp8."""
+    """`work` with the scale of a tile's scores and the factor of its outputs, where operands are fp8."""
     if work.descales is None:
         return work
     q_scale, k_scale = work.descales.q, work.descales.k
     scale = work.scores.scale
+    head = head_of_descales(at.head, work.heads_per_kv)
     if q_scale is not None:
         scale = scale * q_scale[at.batch, at.head]
     if k_scale is not None and cute.rank(k_scale) == 2:
-        scale = scale * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
+        scale = scale * k_scale[at.batch, head]
+    if work.descales.v is not None and not work.descales.by_block:
+        # Loaded now, as nothing would hide it at the end of a tile.
+        work = work._replace(descales=work.descales._replace(v=work.descales.v[at.batch, head]))
     return work._replace(scores=work.scores._replace(scale=scale))
+
+
+@cute.jit
+def head_of_descales(head: Int32, heads_per_kv: Int32) -> Int32:
+    """`kv_head` behind a branch: its division does not mix with products that are being issued."""
+    found = head
+    if heads_per_kv > 1:
+        found = kv_head(head, heads_per_kv)
+    return found
 
 
 def fetch_descales(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work, position: Int32) -> None:
@@ -197,7 +210,8 @@ def exponentiate(
     view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
     may_be_empty = may_hide(spec, masked)
     if spec.no_max:
-        softmax_no_max.first_step(view, rows.row_max, rows.row_sum, scale, may_be_empty, masked)
+        cut = spec.variant.right and not spec.varlen
+        softmax_no_max.first_step(view, rows.row_max, rows.row_sum, scale, may_be_empty, masked, cut)
         return
     correction = None if first and not spec.variant.sinks else rows.correction
     softmax.online_step(
@@ -210,19 +224,30 @@ def output_factor(rows: Rows, tile: Tile, work: Work) -> Float32 | None:
     """Factor that takes outputs from units of fp8 V to theirs, or None."""
     if work.descales is None or work.descales.v is None:
         return None
+    if isinstance(work.descales.v, Float32):
+        return work.descales.v
     if cute.rank(work.descales.v) == 3:
         return rows.scales[V_NOW]
     return work.descales.v[tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)]
 
 
-@cute.jit
-def finish_rows(
-    spec: cutlass.Constexpr[SoftmaxSpec], output: cute.Tensor, rows: Rows, tile: Tile, work: Work
-):
+def finish_rows(spec: SoftmaxSpec, output: cute.Tensor, rows: Rows, tile: Tile, work: Work) -> None:
     """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
-    view, factor = softmax.rows_and_columns(output), output_factor(rows, tile, work)
+    divide_rows(output, rows, close_rows(spec, rows, tile, work))
+
+
+def divide_rows(output: cute.Tensor, rows: Rows, some_empty: Boolean) -> None:
+    """Divides the output (accumulators) by the row sums, after `close_rows`."""
+    softmax.finish(softmax.rows_and_columns(output), rows.row_max, rows.row_sum, some_empty)
+
+
+@cute.jit
+def close_rows(spec: cutlass.Constexpr[SoftmaxSpec], rows: Rows, tile: Tile, work: Work) -> Boolean:
+    """Makes factors of the output from the row sums and stores the log-sum-exp; for `divide_rows`, and needs
+    no output yet. True where a row of this warp has no key."""
+    factor = output_factor(rows, tile, work)
     scale, offset = scale_of_scores(spec, work), probability_offset(spec)
-    softmax.finish(view, rows.row_max, rows.row_sum, scale, offset, factor)
+    some_empty = softmax.close(rows.row_max, rows.row_sum, scale, offset, factor)
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:
             for r in cutlass.range_constexpr(cute.size(rows.row_max)):
@@ -233,3 +258,4 @@ def finish_rows(
                         work.lse[head, tile.seq.q_start + row] = rows.row_max[r]
                     else:
                         work.lse[tile.at.batch, head, row] = rows.row_max[r]
+    return some_empty

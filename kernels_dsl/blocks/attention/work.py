@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import KeyLists, TileShape, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
@@ -40,13 +40,13 @@ class Descales(NamedTuple):
     """(B, H)."""
     k: cute.Tensor | None
     """(B, Hk), or (B, Hk, blocks of DESCALE_KEYS keys)."""
-    v: cute.Tensor | None
-    """As `k`."""
+    v: cute.Tensor | Float32 | None
+    """As `k`; a number where it is that of a tile."""
 
     @property
     def by_block(self) -> bool:
         """K or V has a factor a block of keys."""
-        return any(x is not None and cute.rank(x) == 3 for x in (self.k, self.v))
+        return any(isinstance(x, cute.Tensor) and cute.rank(x) == 3 for x in (self.k, self.v))
 
 
 class AttentionArguments(NamedTuple):

@@ -54,6 +54,8 @@ class EpiloguePlan:
     """Registers that it has for operands that are loaded before the main loop."""
     early: tuple[Along, ...] = (Along.ROWS, Along.COLUMNS)
     """Kinds of those operands."""
+    fills_once: bool = False
+    """A tile fills each staging buffer at most once: its stores need not wait for each other."""
 
     @property
     def subtile(self) -> tuple[int, int]:
@@ -272,7 +274,8 @@ def store_subtile(
                 write(stage, first)
             # A group of no stores where the rows were clipped: groups count staging buffers.
             cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
+            if cutlass.const_expr(not plan.fills_once):
+                cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
 
 
 class ClippedWriter:
@@ -284,12 +287,23 @@ class ClippedWriter:
         self.rows = rows
 
 
-def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: tuple[int, int]) -> Callable:
-    """`write(stage, (m, n, batch))` by one TMA store; clipped at D's edges by the hardware."""
+def tma_writer(
+    atom: cute.CopyAtom,
+    mD: cute.Tensor,
+    sD: cute.Tensor,
+    subtile: tuple[int, int],
+    image: tuple[Int32, ...] | None = None,
+) -> Callable:
+    """`write(stage, (m, n, batch))` by one TMA store; clipped at D's edges by the hardware.
+
+    `image`: the coordinates within D's third mode, in place of `batch`, which takes a division for each of
+    them.
+    """
 
     def write(stage: int, first: Coord) -> None:
         m, n, batch = first
-        gD = cute.local_tile(cute.domain_offset((m, n, 0), mD), subtile, (0, 0, batch))
+        place = batch if image is None else image
+        gD = cute.local_tile(cute.domain_offset((m, n, 0), mD), subtile, (0, 0, place))
         tDsD, tDgD = cute.nvgpu.cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
         )

@@ -25,11 +25,12 @@ from kernels_dsl.blocks.attention.kv_blocks import Visit, blocks_at, diagonal_sh
 from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, to_operand
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.softmax_steps import (
+    close_rows,
     convert_output_units,
     descaled,
+    divide_rows,
     enter_block,
     fetch_descales,
-    finish_rows,
     in_block_units,
     softmax_step,
     softmax_step_lazy,
@@ -131,7 +132,6 @@ def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, 
 @cute.jit
 def work_tile(spec: Spec, resources: Resources, states: KvState, output: Output, site: Site) -> KvState:
     """One work tile, from its first scores to its output; skipped where this warpgroup has no row in it."""
-    site = site._replace(work=descaled(site.work, site.tile.at))
     if site.has_rows(spec):
         states = compute_rows(spec, resources, states, output, site)
     else:
@@ -162,10 +162,10 @@ def skip_tile(spec: Spec, rings: Rings, states: KvState, visit: Visit, warpgroup
 def compute_rows(spec: Spec, resources: Resources, states: KvState, output: Output, site: Site) -> KvState:
     """The rows of this warpgroup in one work tile."""
     fragments, rings = resources.fragments, resources.rings
-    states = attend(spec, resources, states, site)
-    if cutlass.const_expr(spec.scales_by_block):
-        site = site._replace(work=in_block_units(site.work, fragments))
-    finish_rows(spec, fragments.out, fragments, site.tile, site.work)
+    scores = first_scores(spec, resources, states)
+    site = site._replace(work=descaled(site.work, site.tile.at))
+    states = attend(spec, resources, states, site, scores)
+    states = finish_output(spec, resources, states, site)
     staging = resources.tiles.o[None, None, None, site.warpgroup]  # (64, epi_n, stages)
     store_output(spec, resources.mmas.out, fragments.out, output, staging, site)
     if cutlass.const_expr(spec.stage_in_q):
@@ -216,19 +216,27 @@ def issue_output(resources: Resources, states: KvState) -> None:
 
 
 @cute.jit
-def attend(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvState:
-    """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
-    tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
+def first_scores(spec: Spec, resources: Resources, states: KvState) -> cute.Tensor:
+    """Issues the scores of a work tile's first block and returns where they will be."""
+    resources.rings.q.consumer_wait(states.q)
+    resources.rings.k.consumer_wait(states.k)
+    shape = resources.mmas.qk.partition_shape_C((WGMMA_M, spec.tile_n))
+    scores = cute.make_rmem_tensor(shape, Float32)
+    issue_scores(resources, states, scores)
+    return scores
+
+
+@cute.jit
+def attend(spec: Spec, resources: Resources, states: KvState, site: Site, scores: cute.Tensor) -> KvState:
+    """Unnormalised output without that of the last block, row maxima and sums of one work tile, over the key
+    blocks of its visit, whose first `scores` are under way."""
+    tile, work, (rings, _, _, fragments) = site.tile, site.work, resources
     visit = tile.visit
     fragments.out.fill(0.0)
     if cutlass.const_expr(spec.scales_by_block):
         work = start_descales(spec, fragments, tile, work)
     start_rows(spec, fragments, tile, work)
 
-    rings.q.consumer_wait(states.q)
-    rings.k.consumer_wait(states.k)
-    scores = cute.make_rmem_tensor(mmas.qk.partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
-    issue_scores(resources, states, scores)
     wgmma.wait_group(0)
     release(rings.k, states.k)
     release_q(spec, rings.q, states.q, visit.count == 1)
@@ -258,13 +266,26 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvS
     if cutlass.const_expr(spec.variant.left):
         for position in cutlass.range(whole_end, visit.count, unroll=1):
             states = step(spec, resources, states, site, position, True)
+    return states
+
+
+@cute.jit
+def finish_output(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvState:
+    """The last block's output, beside it the rows' factors, and the division of all."""
+    fragments, ring = resources.fragments, resources.rings.v
     apply_correction(spec, fragments, states)
-    rings.v.consumer_wait(states.v)
+    ring.consumer_wait(states.v)
     if cutlass.const_expr(spec.clears_each_block):
-        clear_tail(spec, resources.tiles.v, states.v, site, visit.count - 1)
+        clear_tail(spec, resources.tiles.v, states.v, site, site.tile.visit.count - 1)
     issue_output(resources, states)
+    work = site.work
+    if cutlass.const_expr(spec.scales_by_block):
+        work = in_block_units(work, fragments)
+    some_empty = close_rows(spec, fragments, site.tile, work)
     wgmma.wait_group(0)
-    return KvState(states.q, states.k, release(rings.v, states.v))
+    states = KvState(states.q, states.k, release(ring, states.v))
+    divide_rows(fragments.out, fragments, some_empty)
+    return states
 
 
 def first_is_masked(spec: ForwardSpec, visit: Visit) -> bool | Boolean:
@@ -484,7 +505,8 @@ def store_output(
     region = epi.Region(origin, extent)
     store = partial(epi.store_tile, acc=acc, operands=(), region=region)
     if cutlass.const_expr(spec.epilogue.use_tma):
-        by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile)
+        place = (tile.at.head, Int32(0) if spec.varlen else tile.at.batch)
+        by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile, place)
         whole = first_row + WGMMA_M <= rows if spec.varlen else Boolean(True)
         if whole:
             store(epilogue, write=by_tma)

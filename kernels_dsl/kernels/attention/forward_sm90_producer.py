@@ -31,14 +31,37 @@ ASK_AHEAD = 2
 answer, and no earlier, since a CTA with a long tile would keep the next one from others."""
 
 
+class Upcoming(NamedTuple):
+    """A work tile that is to be loaded."""
+
+    number: Int32
+    """Past the last one's: there is none."""
+    tile: WorkTile
+
+
 class Progress(NamedTuple):
     """State that the loads of a tile leave to those of the next one."""
 
     states: KvState
-    asked: Int32
-    """As `tile_queue.ask_number` has returned it."""
+    upcoming: Upcoming
+    """The tile that is loaded; then the next one."""
     all_done: Boolean
     """V of all heads is transposed, see `forward_sm90_deferred.await_values`."""
+
+
+def tile_of(spec: ForwardSpec, work: Work, number: Int32) -> WorkTile:
+    """Work tile `number`; the last one where it is past that."""
+    return work_tile(spec, work, cutlass.max(cutlass.min(number, work.tiles.size - 1), 0))
+
+
+def next_tile(
+    spec: ForwardSpec, queue: tile_queue.TileQueue | None, work: Work, number: Int32, asked: Int32
+) -> Upcoming:
+    """The tile after number `number`, with a queue by what `tile_queue.ask_number` has returned."""
+    following = number + cute.arch.grid_dim()[0]
+    if queue is not None:
+        following = tile_queue.number_of(asked, work.counter, work.tiles.size)
+    return Upcoming(following, tile_of(spec, work, following))
 
 
 @cute.jit
@@ -50,19 +73,19 @@ def produce(spec: Spec, shared: Shared, loads: Loads, work: Work, deferred: Defe
     queue, queue_state = shared.queue, producer_state(tile_queue.STAGES)
     all_done = cutlass.Boolean(False)
     number = Int32(cute.arch.block_idx()[0])
-    while number < work.tiles.size:
-        following, asked = number + cute.arch.grid_dim()[0], Int32(0)
-        tile = work_tile(spec, work, number)
+    upcoming = Upcoming(number, tile_of(spec, work, number))
+    while upcoming.number < work.tiles.size:
+        tile = upcoming.tile
         tile_queue.send_tile(queue, queue_state, tile)
         queue_state.advance()
         if spec.has_rows(tile.at, tile.seq):
-            progress = Progress(states, asked, all_done)
-            states, asked, all_done = load_tile(spec, shared, loads, work, deferred, tile, progress)
-        elif cutlass.const_expr(queue is not None):
-            asked = tile_queue.ask_number(work.counter)
-        if cutlass.const_expr(queue is not None):
-            following = tile_queue.number_of(asked, work.counter, work.tiles.size)
-        number = following
+            progress = Progress(states, upcoming, all_done)
+            states, upcoming, all_done = load_tile(spec, shared, loads, work, deferred, progress)
+        else:
+            asked = Int32(0)
+            if cutlass.const_expr(queue is not None):
+                asked = tile_queue.ask_number(work.counter)
+            upcoming = next_tile(spec, queue, work, upcoming.number, asked)
     tile_queue.send_end(queue, queue_state)
     if cutlass.const_expr(deferred is not None):
         leave(deferred)
@@ -75,13 +98,14 @@ def load_tile(
     loads: Loads,
     work: Work,
     deferred: Deferred | None,
-    tile: WorkTile,
     progress: Progress,
 ) -> Progress:
     """Loads one work tile. With a queue the number of the next one is asked for, ASK_AHEAD blocks before the
-    end."""
+    end. Which tile that is takes as long as a step to find out: before the last load, which waits for a
+    stage."""
+    number, tile = progress.upcoming
     at, visit = tile.at, tile.visit
-    asked, ask_at = progress.asked, visit.count - ASK_AHEAD
+    asked, ask_at = Int32(0), visit.count - ASK_AHEAD
     if cutlass.const_expr(shared.queue is not None):
         if ask_at <= 0:
             asked = tile_queue.ask_number(work.counter)
@@ -90,8 +114,11 @@ def load_tile(
     load = tile_loaders(spec, loads, shared.tiles, work, tile)
 
     blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0), spec.rising)
+    if cutlass.const_expr(spec.q_stages > 1):  # its stage is empty, and Q is farther away than K
+        q_state = put(q_ring, q_state, partial(load.q, at.m))
     k_state = put(k_ring, k_state, partial(load.k, blocks))
-    q_state = put(q_ring, q_state, partial(load.q, at.m))
+    if cutlass.const_expr(spec.q_stages == 1):
+        q_state = put(q_ring, q_state, partial(load.q, at.m))
     all_done = progress.all_done
     if cutlass.const_expr(deferred is not None):
         cute.arch.griddepcontrol_wait()  # for V of the first heads
@@ -104,8 +131,9 @@ def load_tile(
         k_state = put(k_ring, k_state, partial(load.k, next_blocks))
         v_state = put(v_ring, v_state, partial(load.v, blocks))
         blocks = next_blocks
+    upcoming = next_tile(spec, shared.queue, work, number, asked)
     v_state = put(v_ring, v_state, partial(load.v, blocks))
-    return Progress(KvState(q_state, k_state, v_state), asked, all_done)
+    return Progress(KvState(q_state, k_state, v_state), upcoming, all_done)
 
 
 class Loaders(NamedTuple):

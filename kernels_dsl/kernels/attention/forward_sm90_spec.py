@@ -222,7 +222,8 @@ def make_spec(
         if config.dim % 64 or dtype.width == 8:
             raise ValueError(f"{config} leaves {room} bytes of shared memory for the output: too few")
         epi_stages = 2
-    plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
+    once = config.dim_v // epi_n <= epi_stages
+    plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma, fills_once=once)
     return ForwardSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
         joined=config.joined, pingpong=config.pingpong and consumers > 1,

@@ -47,9 +47,11 @@ def _softmax_kernel(
                 softmax.rescale_where_needed(older, correction)
         done.append(view)
     for step in cutlass.range_constexpr(STEPS):
-        last = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        last, factor = (cute.make_rmem_tensor(cute.make_layout(2), Float32) for _ in range(2))
         last.store(row_max.load())
-        softmax.finish(done[step], last, row_sum, scale_log2)
+        factor.store(row_sum.load())
+        some_empty = softmax.close(last, factor, scale_log2)
+        softmax.finish(done[step], last, factor, some_empty)
         for r in cutlass.range_constexpr(2):
             for c in cutlass.range_constexpr(4):
                 out[row + row_offset(r), 16 * step + column + column_offset(c)] = done[step][r, c]
