@@ -42,8 +42,12 @@ class Sm90BackwardConfig:
     blocks are in flight. `deterministic`: the shares of dQ are added in the order of their keys. `tma_stores`
     False stores dK and dV with predicated stores, which any alignment allows. `gives_q`, `gives_kv`: dQ is
     computed, dK and dV are. `ctas`, 1 or 2, share a tile of keys. A CTA with 64 keys has a warpgroup for each
-    product, one with 128 has 64 keys for each warpgroup. dQ is handed over in `sums_buffers` buffers of each
-    warpgroup in shared memory; where there is none it adds to the sums itself.
+    product, one with 128 has 64 keys for each warpgroup, and may take `many_tiles`, one after another, as it
+    becomes free. dQ is handed over in `sums_buffers` buffers of each warpgroup in shared memory; where there
+    is none it adds to the sums itself. `stores_first`: the first share of a query tile is stored, not added.
+
+    With 128 keys, `short_probs`: P is kept with 16 bits, not 32, until dS is computed. `v_registers`: so many
+    columns of V, a multiple of 16, are in registers beside.
     """
 
     tile_q: int
@@ -58,6 +62,9 @@ class Sm90BackwardConfig:
     ctas: int = 1
     sums_buffers: int = 1
     stores_first: bool = True
+    many_tiles: bool = False
+    short_probs: bool = False
+    v_registers: int = 0
 
     family = "sm90"
 
@@ -75,11 +82,6 @@ class Sm90BackwardConfig:
     def counts_shares(self) -> bool:
         """Says whether shares of a query tile's dQ are counted: for their order, or for the first of them."""
         return self.deterministic or not self.clears_sums
-
-    @property
-    def takes_tiles(self) -> bool:
-        """Says whether a CTA takes tile after tile; with a warpgroup for each product it has one."""
-        return self.cta_keys > 64
 
     @property
     def row_tile(self) -> int:

@@ -1,8 +1,8 @@
 """Attention backward for Hopper: TMA, WGMMA, warp-specialised. dQ, dK and dV from dO and the log-sum-exp.
 
-A CTA takes tiles of 128 keys as it becomes free. It keeps one and walks the query blocks that see it, of all
-query heads that share the keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah et al., 'FlashAttention-3',
-2024.)
+A CTA has a tile of 128 keys, or takes one after another as it becomes free. It keeps one and walks the query
+blocks that see it, of all query heads that share the keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah
+et al., 'FlashAttention-3', 2024.) Walks of the last tiles may be cut, see `backward_sm90_cut`.
 
 Roles. A producer warp issues the TMA loads: K and V of a tile once, then Q with its log-sum-exp and dO with
 its row sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in
@@ -15,10 +15,10 @@ A step of a consumer, for one query block i; products are WGMMA:
 
 dS^T goes to shared memory: each warpgroup computes half of dQ over the keys of both, a step later. So neither
 waits for the other's dS, and they stay half a step apart, as they start each tile: one has the tensor cores
-while the other computes exponentials. dQ of a tile's last block comes in the first step of the next tile, for
-which K has two stages. The halves are added to float32 sums in global memory, or stored where they are the
-first; `backward_finish` scales, converts and stores them. In the deterministic variant a query tile's shares
-are added in the order of their key tiles.
+while the other computes exponentials. Where tiles follow one another, dQ of a tile's last block comes in the
+first step of the next, for which K has two stages. The halves are added to float32 sums in global memory, or
+stored where they are the first; `backward_finish` scales, converts and stores them. In the deterministic
+variant a query tile's shares are added in the order of their key tiles.
 """
 
 from functools import partial
@@ -41,7 +41,8 @@ from kernels_dsl.blocks.hw.pipeline import make_tma_ring, producer_state, sync_a
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.blocks.schedule.item_queue import QUEUE_WORDS, ItemQueue, make_item_queue
 
-from .backward_sm90_consumer import Mmas, Shared, consume
+from .backward_sm90_consumer import Mmas, Shared, consume, consume_tile
+from .backward_sm90_cut import count_ctas, job_of_piece, piece_of, with_cut
 from .backward_sm90_handoff import make_handoff
 from .backward_sm90_outputs import Output, Outputs
 from .backward_sm90_pair import send_d_scores
@@ -51,7 +52,7 @@ from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
 from .backward_sm90_sums import add_sums, add_sums_of_tiles, let_give_first
 from .backward_sm90_tiles import exists, hand_out_tiles, job_of, tile_of
 from .backward_sm90_visits import site_of
-from .backward_work import BackwardWork, Sums, describe_backward
+from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
 
 
 class SmemLayouts(NamedTuple):
@@ -89,6 +90,7 @@ def attention_backward_sm90(
     d_mask: cute.Tensor | None,
     counter: cute.Tensor | None,  # int32 (1,), 0; None where each CTA has one tile
     max_ctas: Int32,
+    cut: tuple[cute.Tensor, cute.Tensor, Int32] | None,  # sums, counts and pieces, see `Cut`
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -112,8 +114,8 @@ def attention_backward_sm90(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
         Sums(lse, row_sums, dq_sums, turns), lists=lists, d_mask=d_mask,
     )  # fmt: skip
-    work = work._replace(counter=counter)
-    ctas = work.tiles.size * spec.ctas if counter is None else cutlass.min(max_ctas, work.tiles.size)
+    work = with_cut(work._replace(counter=counter), cut)
+    ctas = count_ctas(work) * spec.ctas if counter is None else cutlass.min(max_ctas, work.tiles.size)
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
     kernel.launch(
         grid=(ctas, 1, 1),
@@ -137,6 +139,7 @@ def make_mmas(spec: BackwardSpec) -> Mmas:
     major, source = OperandMajorMode, warpgroup.OperandSource
     return Mmas(
         s=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_q),
+        dp=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_q, source.RMEM),
         dv=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.columns_at_once(spec.dim_v), source.RMEM),
         dk=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.columns_at_once(spec.dim), source.RMEM),
         dq=make_warpgroup_mma(spec.dtype, major.MN, major.MN, spec.dq_share[1]),
@@ -193,10 +196,20 @@ def backward_kernel(
         site = site_of(spec, work, job, cute.arch.make_warp_uniform(warp // 4), 0)
         run_roles(spec, Role(rings, handoffs, mmas, tiles, site), loads, outputs)
     else:
-        exchange = make_handoff(handoff_barriers, spec.stages, warps)
-        queue = make_item_queue(handoff_barriers + spec.handoff_words, warps + spec.adders, 1)
-        sync_after_init(spec.cluster)
-        run_tiles(spec, Shared(rings, exchange, mmas, tiles), loads, outputs, work, queue)
+        shared = Shared(rings, make_handoff(handoff_barriers, spec.stages, warps), mmas, tiles)
+        if cutlass.const_expr(spec.many_tiles):
+            queue = make_item_queue(handoff_barriers + spec.handoff_words, warps + spec.adders, 1)
+            sync_after_init(spec.cluster)
+            run_tiles(spec, shared, loads, outputs, work, queue)
+        else:
+            sync_after_init(spec.cluster)
+            number = Int32(cute.arch.block_idx()[0])
+            if cutlass.const_expr(work.cut is None):
+                job = job_of(spec, work, tile_of(spec, work, number))
+            else:
+                piece = piece_of(work, number)
+                job = job_of_piece(job_of(spec, work, tile_of(spec, work, piece.tile)), piece)
+            run_tile(spec, shared, loads, outputs, work, job)
 
 
 @cute.jit
@@ -227,21 +240,51 @@ def run_tiles(
 
 
 @cute.jit
+def run_tile(
+    spec: cutlass.Constexpr, shared: Shared, loads: Loads, outputs: Outputs, work: BackwardWork, job: KeyJob
+):
+    """The same: one tile."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == spec.consumers:
+        cute.arch.setmaxregister_decrease(spec.registers.producer)
+        load_and_add(spec, shared.rings, loads, shared.tiles, work, job)
+    else:
+        cute.arch.setmaxregister_increase(spec.registers.consumer)
+        if exists(spec, job):
+            consume_tile(spec, shared, outputs, work, group, job)
+
+
+@cute.jit
+def load_and_add(
+    spec: cutlass.Constexpr,
+    rings: Rings,
+    loads: Loads,
+    tiles: SharedTiles,
+    work: BackwardWork,
+    job: KeyJob,
+):
+    """Roles of the producer warp and of those that add to the sums of dQ, for the one tile of a CTA."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == spec.consumers * 4 and exists(spec, job):
+        states = States(producer_state(spec.stages), producer_state(1), producer_state(1))
+        produce(spec, rings, loads, tiles, work, states, job)
+    if cutlass.const_expr(spec.adders):
+        adder = warp - (spec.consumers * 4 + 1)
+        if adder >= 0 and adder < spec.adders and exists(spec, job):
+            let_give_first(spec, adder)
+            add_sums(spec, tiles.sums, site_of(spec, work, job, adder, 0), Int32(0))
+
+
+@cute.jit
 def run_roles(spec: cutlass.Constexpr, role: Role, loads: Loads, outputs: Outputs):
     """A CTA whose consumer warpgroups have the same 64 keys, and a role each: one tile."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    rings, handoffs, tiles, site = role.rings, role.handoffs, role.tiles, role.site
-    work, job, group = site.work, site.job, site.group
+    handoffs, tiles, site = role.handoffs, role.tiles, role.site
+    job, group = site.job, site.group
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers.producer)
-        if warp == spec.consumers * 4 and exists(spec, job):
-            states = States(producer_state(spec.stages), producer_state(spec.k_stages), producer_state(1))
-            produce(spec, rings, loads, tiles, work, states, job)
-        if cutlass.const_expr(spec.adders):
-            adder = warp - (spec.consumers * 4 + 1)
-            if adder >= 0 and adder < spec.adders and exists(spec, job):
-                let_give_first(spec, adder)
-                add_sums(spec, tiles.sums, site._replace(group=adder), Int32(0))
+        load_and_add(spec, role.rings, loads, tiles, site.work, job)
         if cutlass.const_expr(spec.ctas > 1):
             if warp == spec.consumers * 4 + 3 and exists(spec, job):
                 send_d_scores(spec, handoffs.ds, handoffs.incoming, tiles.ds, site)
@@ -264,9 +307,7 @@ def run_roles(spec: cutlass.Constexpr, role: Role, loads: Loads, outputs: Output
 
 def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointer, SharedTiles]:
     """mbarriers and tiles."""
-    words = (
-        2 * (1 + spec.k_stages + 2 * spec.stages) + spec.handoff_words + (0 if spec.roles else QUEUE_WORDS)
-    )
+    words = 2 * (1 + spec.k_stages + 2 * spec.stages) + spec.handoff_words + spec.many_tiles * QUEUE_WORDS
     stats = spec.tile_q * spec.stages
 
     @cute.struct

@@ -33,13 +33,14 @@ from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from kernels_dsl.blocks.schedule import item_queue
 
+from .backward_sm90_cut import piece_of, store_piece
 from .backward_sm90_handoff import await_empty, before, give, give_back, in_exchange, other
 from .backward_sm90_outputs import Output, Outputs, image_of, store_rows
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_sums import await_turn, give_sums
 from .backward_sm90_tiles import for_each_tile
-from .backward_sm90_visits import Site, Visit, for_each_block, is_last, site_of
+from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, is_last, site_of
 from .backward_work import (
     BackwardWork,
     KeyJob,
@@ -52,6 +53,8 @@ class Mmas(NamedTuple):
 
     s: cute.TiledMma
     """(keys, queries) of K Q^T, and of V dO^T"""
+    dp: cute.TiledMma
+    """(keys, queries) of V dO^T, with V in registers"""
     dv: cute.TiledMma
     """(keys, Dv)"""
     dk: cute.TiledMma
@@ -71,6 +74,8 @@ class Fragments(NamedTuple):
     """B of S^T."""
     v: cute.Tensor
     """A of dP^T."""
+    kept_v: cute.Tensor | None
+    """The first columns of that, in registers, where some are kept."""
     do: cute.Tensor
     """B of dP^T."""
     do_rows: cute.Tensor
@@ -126,8 +131,84 @@ def consume(
     run = partial(compute_tile, spec, shared, parts, outputs, work, group)
     states = for_each_tile(spec, work, queue, states, run)
     if cutlass.const_expr(spec.gives_q):
-        give_last_dq(shared, parts, states, group, thread)
+        give_last_dq(spec, shared, parts, states, group, thread)
         await_turn(group)  # the last share is read: the other warp says so after each
+
+
+@cute.jit
+def consume_tile(
+    spec: cutlass.Constexpr,
+    shared: Shared,
+    outputs: Outputs,
+    work: BackwardWork,
+    group: Int32,
+    job: KeyJob,
+):
+    """The same of the one tile of this CTA: the first step is a copy of its own, without dQ, and dK and dV
+    leave by way of the memory of K and V."""
+    site = site_of(spec, work, job, group, group)
+    rings, mmas, tiles = shared.rings, shared.mmas, shared.tiles
+    parts = make_fragments(spec, mmas, tiles, group, site.thread)
+    parts.dk.fill(0.0)
+    parts.dv.fill(0.0)
+    states = States(consumer_state(spec.stages), consumer_state(1), consumer_state(1), Int32(0))
+    if job.walk.count > 0:
+        rings.k.consumer_wait(states.k)
+        rings.v.consumer_wait(states.v)
+        if cutlass.const_expr(spec.varlen):
+            clear_keys(spec, tiles, 0, site)
+        if cutlass.const_expr(spec.v_registers):
+            read_v(spec, mmas, tiles, parts, site)
+        rows = step_of_tile(spec, shared, parts, site, True, states.rows, first_visit(spec, site))
+        rows = for_each_block(
+            spec, site, rows, partial(step_of_tile, spec, shared, parts, site, False), skipped=1
+        )
+        if cutlass.const_expr(spec.gives_q):
+            give_last_dq(spec, shared, parts, states._replace(rows=rows), group, site.thread)
+    if cutlass.const_expr(spec.gives_kv):
+        if cutlass.const_expr(work.cut is None):
+            store_tile(spec, shared, outputs, parts, site)
+        elif piece_of(work, Int32(cute.arch.block_idx()[0])).is_cut:
+            store_piece(spec, outputs, parts.dk, parts.dv, site)
+        else:
+            store_tile(spec, shared, outputs, parts, site)
+    if cutlass.const_expr(spec.gives_q):
+        await_turn(group)  # as above
+
+
+def read_v(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, parts: Fragments, site: Site) -> None:
+    """Reads the columns of V that are kept, as operand A."""
+    own = cute.local_tile(tiles.v[None, None, 0], (WGMMA_M, spec.dim_v), (site.group, 0))
+    source = mmas.dp.get_slice(site.thread).partition_A(own)
+    for k in range(spec.v_registers // 16):
+        cute.autovec_copy(source[None, None, k], parts.kept_v[None, None, k])
+    settle(parts.kept_v)
+
+
+@cute.jit
+def store_tile(spec: cutlass.Constexpr, shared: Shared, outputs: Outputs, parts: Fragments, site: Site):
+    """Stores dK and dV by way of the memory of K and V."""
+    mmas, staging = shared.mmas, shared.tiles.staging
+    sync_consumers(CONSUMERS)  # the other warpgroup may still multiply by K and V
+    store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, staging, site)
+    for i in cutlass.range_constexpr(cute.size(parts.dk)):
+        parts.dk[i] = parts.dk[i] * site.work.scores.scale
+    store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, staging, site)
+    epi.drain(spec.dk_epilogue, site.thread)
+
+
+def step_of_tile(
+    spec: BackwardSpec,
+    shared: Shared,
+    parts: Fragments,
+    site: Site,
+    first: bool,
+    rows: pipeline.PipelineState,
+    visit: Visit,
+) -> pipeline.PipelineState:
+    """`step` in a CTA that has one tile of keys."""
+    once = consumer_state(1)
+    return step(spec, shared, parts, site, first, States(rows, once, once, once.index), visit).rows
 
 
 @cute.jit
@@ -151,7 +232,10 @@ def compute_tile(
         if cutlass.const_expr(spec.varlen):
             rings.v.consumer_wait(states.v)
             clear_keys(spec, tiles, states.k.index, site)
-        states = for_each_block(spec, site, states, partial(step, spec, shared, parts, site))
+        if cutlass.const_expr(spec.v_registers):
+            rings.v.consumer_wait(states.v)
+            read_v(spec, shared.mmas, tiles, parts, site)
+        states = for_each_block(spec, site, states, partial(step, spec, shared, parts, site, None))
         if cutlass.const_expr(not spec.gives_q):
             rings.k.consumer_release(states.k)
         rows, k, v, dq_keys = states
@@ -160,7 +244,7 @@ def compute_tile(
         states = States(rows, k, v, dq_keys)
     elif cutlass.const_expr(spec.gives_q):
         # The warp that adds may be waiting for it, and there may be more such tiles than the queue holds.
-        give_last_dq(shared, parts, states, group, site.thread)
+        give_last_dq(spec, shared, parts, states, group, site.thread)
     if cutlass.const_expr(spec.gives_kv):
         store_rows(spec, outputs.dv, parts.dv, Float32(1.0), site)
         store_rows(spec, outputs.dk, parts.dk, work.scores.scale, site)
@@ -190,6 +274,7 @@ def make_fragments(
         k=mmas.s.make_fragment_A(s.partition_A(own_k)),
         q=mmas.s.make_fragment_B(s.partition_B(tiles.q)),
         v=mmas.s.make_fragment_A(s.partition_A(own_v)),
+        kept_v=operand_registers(spec, spec.v_registers) if spec.v_registers else None,
         do=mmas.s.make_fragment_B(s.partition_B(tiles.do)),
         do_rows=mmas.dv.make_fragment_B(dv.partition_B(turned(tiles.do))),
         q_rows=mmas.dk.make_fragment_B(dk.partition_B(turned(tiles.q))),
@@ -207,56 +292,69 @@ def step(
     shared: Shared,
     parts: Fragments,
     site: Site,
+    first: cutlass.Constexpr,
     states: States,
     visit: Visit,
 ) -> States:
-    """One query block: P and dS from their products, its shares of dV and dK, and dQ of the block before."""
-    rings, mmas, tiles = shared.rings, shared.mmas, shared.tiles
+    """One query block: P and dS from their products, its shares of dV and dK, and dQ of the block before.
+
+    `first`: says whether it is the first one of a CTA's one tile, where dQ comes later; None where the CTA
+    takes many.
+    """
+    rings, mmas, tiles, many = shared.rings, shared.mmas, shared.tiles, spec.many_tiles
     state, k, v, dq_keys = states
-    stage = state.index
+    stage, gives_q = state.index, spec.gives_q and not first
+    here, last = in_exchange(state, many), before(state, many)
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
     d_probs = cute.make_rmem_tensor(scores.layout, Float32)
     rings.q.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.do.consumer_wait(state)
         clear_queries(spec, tiles, stage, site, visit.query.block)
-    first = (dq_keys != k.index) | (state.count == 0)
-    start_apart(site, first)
+    starts = first
+    if cutlass.const_expr(many):
+        starts = (dq_keys != k.index) | (state.count == 0)
+    start_apart(site, starts)
     keys = parts.k[None, None, None, k.index]
     issue_product(mmas.s, scores, keys, parts.q[None, None, None, stage], False)
     if cutlass.const_expr(not spec.varlen):
-        rings.v.consumer_wait(v)
+        if cutlass.const_expr(many):
+            rings.v.consumer_wait(v)
         rings.do.consumer_wait(state)
-    issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
+    issue_d_probs(mmas, d_probs, parts, stage)
     lse = query_values(spec, tiles.lse, stage, site)
     warpgroup.wait_group(1)
-    probs, d_scores = operand_registers(spec), operand_registers(spec)
+    probs, d_scores = (operand_registers(spec, spec.tile_q) for _ in range(2))
     weigh_scores(spec, lse, site, visit, scores, probs)
     settle(probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
-    let_other_start(site, first)
+    let_other_start(site, starts)
     warpgroup.wait_group(0)
-    if is_last(site, visit):
-        rings.v.consumer_release(v)
+    if cutlass.const_expr(many):
+        if is_last(site, visit):
+            rings.v.consumer_release(v)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    slopes_of_scores(spec, site, visit, row_sums, scores, d_probs, probs)
+    factors = cute.make_tensor(probs.iterator, scores.layout) if spec.short_probs else scores
+    slopes_of_scores(spec, site, visit, row_sums, factors, d_probs, probs)
     to_operand(d_probs, d_scores)
     settle(d_scores)
     if cutlass.const_expr(spec.gives_q):
-        await_empty(shared.exchange, in_exchange(state))
+        await_empty(shared.exchange, here)
         store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
         fence_for_async_readers()
-        give(shared.exchange, in_exchange(state))
-        issue_dq(shared, parts, before(state), dq_keys)
+        give(shared.exchange, here)
+    if cutlass.const_expr(gives_q):
+        issue_dq(shared, parts, last, dq_keys)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
-    if cutlass.const_expr(spec.gives_q):
+    if cutlass.const_expr(gives_q):
         # Sums of dQ go out while dK is computed.
         warpgroup.wait_group(1 if spec.gives_kv else 0)
-        give_back(shared.exchange, before(state))
-        if dq_keys != k.index:  # it was the last block of another tile
-            rings.k.consumer_release(other(k))
+        give_back(shared.exchange, last)
+        if cutlass.const_expr(many):
+            if dq_keys != k.index:  # it was the last block of another tile
+                rings.k.consumer_release(other(k))
         rings.do.consumer_release(state)
         give_sums(tiles, parts.dq, site.group, site.thread)
         warpgroup.wait_group(0)
@@ -268,6 +366,23 @@ def step(
     return States(state, k, v, k.index)
 
 
+def issue_d_probs(mmas: Mmas, d_probs: cute.Tensor, parts: Fragments, stage: Int32) -> None:
+    """Issues dP^T = V dO^T."""
+    do, kept = parts.do[None, None, None, stage], parts.kept_v
+    if kept is None:
+        issue_product(mmas.s, d_probs, parts.v, do, False)
+        return
+    columns = cute.size(kept, mode=[2])
+    shared_mma = cute.make_tiled_mma(cute.make_mma_atom(mmas.s.op))
+    kept_mma = cute.make_tiled_mma(cute.make_mma_atom(mmas.dp.op))
+    warpgroup.fence()
+    for k in range(cute.size(do, mode=[2])):
+        mma, a = (kept_mma, kept) if k < columns else (shared_mma, parts.v)
+        mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+        cute.gemm(mma, d_probs, a[None, None, k], do[None, None, k], d_probs)
+    warpgroup.commit_group()
+
+
 def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState, stage: Int32) -> None:
     """Issues this warpgroup's share of dQ of a block, by the keys in `stage`, once both warpgroups have given
     its dS. `state`: in the ring of dS."""
@@ -277,10 +392,12 @@ def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState, st
 
 
 @cute.jit
-def give_last_dq(shared: Shared, parts: Fragments, states: States, group: Int32, thread: Int32):
+def give_last_dq(
+    spec: cutlass.Constexpr, shared: Shared, parts: Fragments, states: States, group: Int32, thread: Int32
+):
     """Gives dQ of the last block, if there was one, where no step does. The next step gives it again."""
     if states.rows.count > 0:
-        issue_dq(shared, parts, before(states.rows), states.dq_keys)
+        issue_dq(shared, parts, before(states.rows, spec.many_tiles), states.dq_keys)
         warpgroup.wait_group(0)
         give_sums(shared.tiles, parts.dq, group, thread)
 
@@ -297,27 +414,27 @@ def give_zeros(spec: cutlass.Constexpr, shared: Shared, group: Int32, thread: In
         place = (start + i * threads * vector).align(16)
         cute.autovec_copy(zero, cute.make_tensor(place, cute.make_layout(vector)))
     fence_for_async_readers()
-    give(shared.exchange, before(consumer_state(spec.stages)))
+    give(shared.exchange, before(consumer_state(spec.stages), ahead=True))
 
 
 @cute.jit
-def start_apart(site: Site, first: Boolean):
+def start_apart(site: Site, first: Boolean | bool):
     """The second warpgroup starts a tile when the first has its first probabilities: half a step later."""
-    if first and site.group == 1:
+    if Boolean(first) and site.group == 1:
         wait_turn(NamedBarrier.MMA_ORDER, site.group)
 
 
 @cute.jit
-def let_other_start(site: Site, first: Boolean):
+def let_other_start(site: Site, first: Boolean | bool):
     """See `start_apart`."""
-    if first and site.group == 0:
+    if Boolean(first) and site.group == 0:
         give_turn(NamedBarrier.MMA_ORDER, 1 - site.group)
 
 
-def operand_registers(spec: BackwardSpec) -> cute.Tensor:
-    """Registers of an operand A of keys and queries, in the order of the accumulators: an accumulator of
-    64 x 16 and an operand A of 64 x 16 have the same elements."""
-    layout = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
+def operand_registers(spec: BackwardSpec, columns: int) -> cute.Tensor:
+    """Registers of an operand A of 64 keys and so many columns, in the order of the accumulators: an
+    accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements."""
+    layout = cute.make_layout(((2, 2, 2), 1, columns // 16), stride=((1, 2, 4), 0, 8))
     return cute.make_rmem_tensor(layout, spec.dtype)
 
 

@@ -37,17 +37,20 @@ def await_empty(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> 
     ring.sync_object_empty.wait(state.index, state.phase ^ 1)
 
 
-def in_exchange(state: pipeline.PipelineState) -> pipeline.PipelineState:
+def in_exchange(state: pipeline.PipelineState, ahead: bool) -> pipeline.PipelineState:
     """The position of a block's dS in its ring of two stages, from that of its Q.
 
-    That ring is one ahead: before the first block it has one that is none.
+    `ahead`: that ring is one ahead, as before the first block it has one that is none.
     """
-    return pipeline.PipelineState(state.stages, state.count, state.index, state.phase ^ state.index)
+    phase = state.phase ^ state.index if ahead else state.phase
+    return pipeline.PipelineState(state.stages, state.count, state.index, phase)
 
 
-def before(state: pipeline.PipelineState) -> pipeline.PipelineState:
+def before(state: pipeline.PipelineState, ahead: bool) -> pipeline.PipelineState:
     """The same of the block before."""
-    return pipeline.PipelineState(state.stages, state.count - 1, state.index ^ 1, state.phase)
+    index = state.index ^ 1
+    phase = state.phase if ahead else state.phase ^ index
+    return pipeline.PipelineState(state.stages, state.count - 1, index, phase)
 
 
 def other(state: pipeline.PipelineState) -> pipeline.PipelineState:

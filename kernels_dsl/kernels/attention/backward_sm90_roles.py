@@ -146,7 +146,7 @@ def probabilities_of(
     rings, mmas, tiles, site = role.rings, role.mmas, role.tiles, role.site
     stage = state.index
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
-    probs = operand_registers(spec)
+    probs = operand_registers(spec, spec.tile_q)
     rings.q.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.do.consumer_wait(state)
@@ -179,7 +179,7 @@ def hand_over(
     """Gives the factor of dS to the second role: P, times the slopes of the scores where they are bent."""
     factor = probs
     if cutlass.const_expr(spec.variant.bends_scores):
-        factor = operand_registers(spec)
+        factor = operand_registers(spec, spec.tile_q)
         to_operand(scores, factor)
     target = handed_vectors(role.tiles, spec, state.index, role.site.thread)
     await_empty(role.handoffs.probs, state)
@@ -219,7 +219,7 @@ def slopes_of(
     rings, mmas, tiles, site = role.rings, role.mmas, role.tiles, role.site
     stage = state.index
     d_probs = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
-    probs, d_scores = operand_registers(spec), operand_registers(spec)
+    probs, d_scores = (operand_registers(spec, spec.tile_q) for _ in range(2))
     rings.do.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.q.consumer_wait(state)

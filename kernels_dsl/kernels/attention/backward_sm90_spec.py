@@ -48,9 +48,15 @@ class BackwardSpec:
     sums: SumsOfTile
     stores_first: bool
     """The first share of a query tile's dQ is stored, where all others are added."""
+    many_tiles: bool
+    """A CTA takes tile after tile of keys, in place of one."""
     variant: Any  # AttentionVariant
     gives_q: bool
     gives_kv: bool
+    short_probs: bool
+    """P is kept with 16 bits for dS."""
+    v_registers: int
+    """Columns of V that a warpgroup keeps in registers, a multiple of 16."""
 
     @property
     def row_tile(self) -> int:
@@ -136,8 +142,8 @@ class BackwardSpec:
 
     @property
     def k_stages(self) -> int:
-        """Tiles of K in flight: dQ of a tile's last block is computed beside the first of the next."""
-        return 1 if self.roles else 2
+        """Tiles of K in flight: dQ of a tile's last block is computed beside the first of the next one."""
+        return 2 if self.many_tiles else 1
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -185,5 +191,6 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     return BackwardSpec(
         config.tile_q, config.tile_k, config.ctas, config.dim, config.dim_v, config.stages,
         config.deterministic, varlen, dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share,
-        config.sums_buffers, config.sums, not config.clears_sums, variant, config.gives_q, config.gives_kv,
+        config.sums_buffers, config.sums, not config.clears_sums, config.many_tiles, variant, config.gives_q,
+        config.gives_kv, config.short_probs, config.v_registers,
     )  # fmt: skip

@@ -103,8 +103,6 @@ def add_share(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
 @cute.jit
 def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32, visit: Visit):
     """Adds all parts of share number `count` of those of this warp, or stores them if they are the first."""
-    share = visit.number * spec.shares + site.group
-    first = cute.arch.lane_idx() == 0
     counts, earlier = None, Int32(1)
     if cutlass.const_expr(spec.counts_shares):
         place = (visit.number * CONSUMERS + site.group) * TURN_WORDS
@@ -113,6 +111,18 @@ def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
     if cutlass.const_expr(not spec.sums_buffers):
         let_give(site.group)
         await_given(site.group)
+    add_given(spec, sums, site, count, visit, earlier)
+    if cutlass.const_expr(spec.counts_shares):
+        leave(spec, counts, earlier)
+
+
+@cute.jit
+def add_given(
+    spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32, visit: Visit, earlier: Int32
+):
+    """Adds the parts of share number `count`, or stores them, as they come. `earlier`: see `enter`."""
+    share = visit.number * spec.shares + site.group
+    first = cute.arch.lane_idx() == 0
     for i in cutlass.range_constexpr(spec.sums_parts if spec.sums_buffers else 0):
         buffer = buffer_of(spec, site.group, count * spec.sums_parts + i)
         await_given(buffer)
@@ -130,8 +140,6 @@ def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         cute.arch.sync_warp()
         let_give(buffer)
-    if cutlass.const_expr(spec.counts_shares):
-        leave(spec, counts, earlier)
 
 
 @cute.jit

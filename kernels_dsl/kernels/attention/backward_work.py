@@ -102,6 +102,18 @@ class Sums(NamedTuple):
     """int32 (query tiles * shares): shares of dQ added so far; None where they come in any order"""
 
 
+class Cut(NamedTuple):
+    """The last tiles of keys, whose walks are cut in `pieces`."""
+
+    sums: cute.Tensor
+    """float32 (tiles * pieces * elements of dK and dV of one)"""
+    counts: cute.Tensor
+    """int32 (tiles * warps), 0 before: pieces that are in `sums`"""
+    pieces: Int32
+    whole: Int32
+    """Tiles before them."""
+
+
 class BackwardWork(NamedTuple):
     """The problem, as every role sees it."""
 
@@ -117,6 +129,8 @@ class BackwardWork(NamedTuple):
     """(B, H, Sq, Sk): the gradient of the additive mask, of each head; None where nobody asks for it"""
     counter: cute.Tensor | None = None
     """int32 (1,), 0: that of `item_queue`; None where each CTA has one tile"""
+    cut: Cut | None = None
+    """None where each CTA has a whole tile or more"""
 
 
 def describe_backward(

@@ -26,6 +26,7 @@ from kernels_dsl.config.derivative import derived
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.functions import unwrapped
+from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 from kernels_dsl.ops.attention.outputs import Step, is_empty, prepared_for_tma
 from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.query_lists import query_lists
@@ -50,9 +51,9 @@ BLOCK_STEP = 64
 """Sizes of listed blocks are multiples of this: the least tile of the kernels."""
 SHORT = 1024
 """Keys at which a query tile has few shares of dQ."""
-LONG_WALK, LONG_WALK_NARROW = 4608, 2304
-"""Most query rows that a tile of keys is seen by where a CTA takes tile after tile; the second with 128
-queries a step, at head dimensions up to 64. Longer walks are as fast or slower so."""
+LONG_WALK, LONG_WALK_FULL, LONG_WALK_NARROW = 4608, 3072, 2304
+"""Most query rows that a tile of keys is seen by where a CTA takes tile after tile, as measured on an H200;
+the second without a mask, the third with 128 queries a step, at head dimensions up to 64."""
 KEYS_OF_A_TILE = 128
 MAX_CTAS = 2**31 - 1
 MAX_GRID = 65535
@@ -141,7 +142,8 @@ def choose(
         )
         config = replace(config, sums_vector=4 if hopper else 1)
     if isinstance(config, Sm90BackwardConfig):
-        config = replace(config, stores_first=stores_first(call, config))
+        config = replace(config, many_tiles=takes_many_tiles(call, config))
+        config = replace(config, stores_first=stores_first(call, config), **kept_operands(call, config))
         if not needs.q:  # CTAs share a tile for the sake of dQ
             config = replace(config, tile_k=config.cta_keys, ctas=1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
@@ -161,7 +163,10 @@ def walk_rows(call: AttentionCall) -> int:
 def takes_many_tiles(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     """Says whether a CTA takes tile after tile of keys, in place of one: where that was measured to pay on an
     H200, by how long a tile's walk is."""
-    return config.takes_tiles and walk_rows(call) <= (LONG_WALK_NARROW if config.tile_q > 64 else LONG_WALK)
+    if config.cta_keys == 64:
+        return False
+    most = LONG_WALK if call.variant.right or call.variant.left else LONG_WALK_FULL
+    return walk_rows(call) <= (LONG_WALK_NARROW if config.tile_q > 64 else most)
 
 
 def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
@@ -170,10 +175,15 @@ def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     In any order that takes an atomic operation for each share: it pays where there are few, as measured on an
     H200.
     """
-    if not config.takes_tiles:
-        return config.deterministic
     few = call.block is None and call.longest_k <= SHORT
-    return takes_many_tiles(call, config) and (config.deterministic or few)
+    return config.deterministic or (config.many_tiles and few)
+
+
+def kept_operands(call: AttentionCall, config: Sm90BackwardConfig) -> dict[str, Any]:
+    """Half of V in registers, for which P has 16 bits, where a CTA has one tile of head dimension 128 and no
+    functions or masks of single scores need them: as measured on an H200."""
+    fits = config.cta_keys == config.dim == config.dim_v == 128 and not call.variant.by_elements
+    return {"short_probs": True, "v_registers": 64} if fits and not config.many_tiles else {}
 
 
 def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:
@@ -272,9 +282,9 @@ class BackwardPlan:
         self.steps: list[Step | None] | None = steps if any(steps) else None
         self.sums_q = needs.q and self.dq_config is None
         self.sizes = self._workspace_sizes()
-        self.max_ctas = MAX_CTAS
-        if isinstance(self.config, Sm90BackwardConfig) and takes_many_tiles(call, self.config):
-            self.max_ctas = target.device.sm_count
+        self.last_tiles: LastTiles | None = None
+        if isinstance(self.config, Sm90BackwardConfig):
+            self.last_tiles = last_tiles(call, self.config, target.device.sm_count)
         tile = (self.config.row_tile, self.config.dim)
         common = {"layout": call.layout, "tile": tile}
         variant = call.variant
@@ -321,7 +331,7 @@ class BackwardPlan:
                 launch = self.main
                 launch(
                     q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask,
-                    *self._queue(),
+                    *self._queue(q.device),
                 )  # fmt: skip
             if self.dq_config is not None:
                 of_rows = sums.lse, sums.row_sums
@@ -336,12 +346,14 @@ class BackwardPlan:
             d_mask = summed_like(d_mask, extras.mask)
         return Gradients(dq, dk, dv, d_sinks, d_mask)
 
-    def _queue(self) -> tuple[Any, ...]:
-        """Arguments of Hopper's kernels: a counter where CTAs take tiles as they come, and most CTAs."""
+    def _queue(self, device: torch.device) -> tuple[Any, ...]:
+        """Arguments of Hopper's kernels: a counter of tiles and most CTAs, or memory for cut tiles."""
         config, target = self.config, self.main.target
         if not isinstance(config, Sm90BackwardConfig):
             return ()
-        return (tile_counter(target.index) if config.takes_tiles else None), self.max_ctas
+        if config.many_tiles:
+            return tile_counter(target.index), target.device.sm_count, None
+        return None, MAX_CTAS, None if self.last_tiles is None else self.last_tiles.memory(device)
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""

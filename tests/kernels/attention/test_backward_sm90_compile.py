@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,28 +21,35 @@ WINDOW = AttentionVariant(right=True, left=True)
 
 
 @pytest.mark.parametrize(
-    ("dims", "deterministic", "variant", "packed"),
+    ("dims", "deterministic", "variant", "packed", "many_tiles"),
     [
-        ((128, 128), True, DENSE, False),
-        ((128, 128), False, CAUSAL, True),
-        ((128, 128), True, WINDOW, False),
-        ((64, 64), True, CAUSAL, True),
-        ((64, 64), False, WINDOW, False),
-        ((128, 64), True, CAUSAL, False),
-        ((256, 256), True, WINDOW, True),
-        ((192, 128), False, CAUSAL, False),
-        ((64, 256), True, DENSE, True),
+        ((128, 128), True, DENSE, False, True),
+        ((128, 128), True, DENSE, False, False),
+        ((128, 128), False, DENSE, True, False),
+        ((128, 128), False, CAUSAL, True, True),
+        ((128, 128), True, WINDOW, False, False),
+        ((64, 64), True, CAUSAL, True, True),
+        ((64, 64), True, DENSE, False, False),
+        ((64, 64), False, WINDOW, False, False),
+        ((128, 64), True, CAUSAL, False, False),
+        ((256, 256), True, WINDOW, True, False),
+        ((192, 128), False, CAUSAL, False, False),
+        ((64, 256), True, DENSE, True, False),
     ],
 )
-def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed):
-    config = sm90_backward_config(*dims, deterministic)
+def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed, many_tiles):
+    kept = {} if many_tiles or dims != (128, 128) else {"short_probs": True, "v_registers": 64}
+    config = replace(sm90_backward_config(*dims, deterministic), many_tiles=many_tiles, **kept)
     lead = (512,) if packed else (2, 256)
     tensors = (_meta(*lead, 4, dim) for dim in (*dims[:1] * 2, dims[1], dims[1], *dims))
     rows, tiles = 4 * 512 + 128, 4 * 10
     sums = (_meta(rows, dtype=torch.float32),) * 2 + (_meta(rows * config.dim, dtype=torch.float32),)
     turns = _meta(4 * tiles, dtype=torch.int32) if deterministic or config.sums_buffers else None
     seqlens = (_meta(3, dtype=torch.int32), _meta(3, dtype=torch.int32), None) if packed else None
-    queue = (_meta(1, dtype=torch.int32) if config.takes_tiles else None, 132)
+    cut = None
+    if variant == DENSE and not (packed or many_tiles):
+        cut = (_meta(1024, dtype=torch.float32), _meta(64, dtype=torch.int32), 5)
+    queue = (_meta(1, dtype=torch.int32) if many_tiles else None, 132, cut)
     kernel = FUNCTIONS["sm90"].compile(
         *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 4, *queue, arch="sm_90a",
         layout="thd" if packed else "bshd", config=config, variant=variant,

@@ -21,7 +21,7 @@ ALL = os.environ.get("TEST_ALL_KERNELS") == "1"
 @pytest.fixture(autouse=True)
 def few_ctas(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = BackwardPlan._queue
-    monkeypatch.setattr(BackwardPlan, "_queue", lambda plan: (queue(plan)[0], 2))
+    monkeypatch.setattr(BackwardPlan, "_queue", lambda plan, device: (queue(plan, device)[0], 2, None))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

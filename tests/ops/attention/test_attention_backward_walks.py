@@ -7,7 +7,8 @@ import torch
 
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionOptions
-from kernels_dsl.ops.attention.backward import Needs, choose, described, takes_many_tiles, walk_rows
+from kernels_dsl.ops.attention.backward import Needs, choose, described, walk_rows
+from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 
 WINDOW = AttentionOptions(causal=True, window=(1024, 0))
 CAUSAL = AttentionOptions(causal=True)
@@ -25,7 +26,9 @@ def _call(length, heads, kv_heads, dim, options):
     [
         (1024, (16, 16), 128, FULL, 1024, True),
         (4096, (16, 16), 128, CAUSAL, 2048, True),
-        (4096, (16, 16), 128, FULL, 4096, True),
+        (2048, (16, 16), 128, FULL, 2048, True),
+        (4096, (16, 16), 128, FULL, 4096, False),
+        (8192, (16, 16), 128, CAUSAL, 4096, True),
         (16384, (16, 16), 128, CAUSAL, 8192, False),
         (32768, (32, 8), 128, WINDOW, 4 * 1152, True),
         (4096, (32, 32), 64, CAUSAL, 2048, True),
@@ -36,7 +39,7 @@ def _call(length, heads, kv_heads, dim, options):
 def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
     call = _call(length, *heads, dim, options)
     assert walk_rows(call) == rows
-    assert takes_many_tiles(call, choose(call, H200, True, Needs(), None)) == many
+    assert choose(call, H200, True, Needs(), None).many_tiles == many
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,9 @@ def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
         (1024, 128, True, False),
         (1024, 128, False, False),
         (4096, 128, True, False),
-        (4096, 128, False, True),  # an atomic operation for each share
-        (16384, 128, True, True),  # a CTA for each tile, as before
+        (2048, 128, False, True),  # an atomic operation for each share
+        (16384, 128, True, False),  # a CTA for each tile
+        (16384, 128, False, True),
         (4096, 192, True, False),
         (4096, 192, False, True),
         (4096, 256, True, True),  # sums are added from registers
@@ -55,3 +59,18 @@ def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
 def test_sums_that_are_cleared(length, dim, deterministic, cleared):
     call = _call(length, 16, 16, dim, FULL)
     assert choose(call, H200, deterministic, Needs(), None).clears_sums == cleared
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "tiles", "pieces"),
+    [
+        (16384, FULL, 68, 5),  # 2048 tiles for 132 SMs
+        (4096, FULL, 0, 1),  # 512, of walks too short to be cut
+        (8448, FULL, 0, 1),  # 1056 tiles, 8 of each SM
+        (16384, CAUSAL, 0, 1),  # walks of many lengths
+    ],
+)
+def test_tiles_whose_walks_are_cut(length, options, tiles, pieces):
+    call = _call(length, 16, 16, 128, options)
+    found = last_tiles(call, choose(call, H200, True, Needs(), None), H200.sm_count)
+    assert found == (LastTiles(tiles, pieces, 128 * 256) if tiles else None)

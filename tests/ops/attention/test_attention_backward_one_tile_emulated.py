@@ -1,0 +1,48 @@
+"""Gradients of attention where a CTA has one tile of keys or a piece of one, in the emulator, against float64
+autograd.
+
+TEST_ALL_KERNELS=1 takes more shapes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels_dsl.ops.attention import backward, gradient, last_tiles
+from lowering import emulator
+from reference.attention import Masking
+from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
+from tests.samples import ALL
+
+
+@pytest.fixture(autouse=True)
+def long_walks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backward, "takes_many_tiles", lambda call, config: False)
+    for plans in ("_PLANS", "_CALLS"):
+        monkeypatch.setattr(gradient, plans, {})
+    with emulator.run(arch="sm_90a"):
+        yield
+
+
+@pytest.mark.parametrize("deterministic", [True, False] if ALL else [True])
+@pytest.mark.parametrize("dim", [128, 64] if ALL else [64])
+def test_pieces_of_tiles(dim, deterministic, seed, monkeypatch):
+    """Two tiles, of which each has three pieces of the queries of two heads."""
+    monkeypatch.setattr(last_tiles, "best_pieces", lambda tiles, steps, sms: 3)
+    found = check_gradients(
+        leaves((2, 1), (300, 200), (dim, dim), seed), Masking(), deterministic=deterministic
+    )
+    assert all(torch.isfinite(x).all() for x in found)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_causal(deterministic, seed):
+    """No query sees the first tile of keys."""
+    masking = Masking(left=50, right=0)
+    tensors = leaves((1, 1), (70, 260), (128, 128), seed)
+    check_gradients(tensors, masking, causal=True, window=(50, 0), deterministic=deterministic)
+
+
+def test_packed(seed):
+    check_packed((70, 5, 5), (200, 5, 5), (150, 5, 5), (64, 64), seed)
