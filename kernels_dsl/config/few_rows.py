@@ -98,9 +98,9 @@ def thin_by_tma(rows: int, columns: int, k: int, element_bytes: int) -> bool:
     return rows <= THIN and columns > 64 * (LEAST_TILES - 1) and k >= LEAST_K and element_bytes <= 2
 
 
-def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
-    """The tile of a problem in the kernel's orientation before the tile turns it; None where the model of
-    `gemm_table` is to say. Nothing is said of alignments, or of what fits."""
+def rows_and_matrix(problem: GemmProblem, device: Device) -> tuple[int, Matrix] | None:
+    """Rows of A and the large matrix of a problem in the kernel's orientation before the tile turns it; None
+    where no rule of few rows holds."""
     if problem.grouped or problem.l != 1 or problem.ab_bytes > 2 or problem.k < LEAST_K:
         return None
     thin = problem.n <= THIN
@@ -109,11 +109,17 @@ def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | 
     matrix = Matrix(-(-wide // 64), problem.k, problem.ab_bytes, device.sm_count, fast)
     if matrix.tiles < LEAST_TILES or (rows <= THIN and not thin) or rows > MOST:
         return None
-    if problem.promotion is not None and problem.promotion.scaled:
-        from kernels_dsl.config.few_rows_scaled import tile_with_scales  # few products have such
+    return rows, matrix
 
-        return tile_with_scales(matrix, rows)
-    if thin:
+
+def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
+    """The tile of a problem without scales of blocks; None where the model of `gemm_table` is to say. Nothing
+    is said of alignments, or of what fits."""
+    few = rows_and_matrix(problem, device)
+    if few is None:
+        return None
+    rows, matrix = few
+    if rows <= THIN:
         return _thin(matrix)
     whole = Sm90GemmConfig(64, _up_to_16(rows), turned=True, l2_prefetch=True)
     if rows <= FEW:

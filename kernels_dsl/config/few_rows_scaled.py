@@ -5,16 +5,31 @@ A tile has rows of A along WGMMA's M from 33 rows on: turned, it would have a sc
 
 from __future__ import annotations
 
-from kernels_dsl.config.few_rows import FEW, LONG_K, MANY, MIB, ONE_TILE, OVERLAPPED_TILES, THIN, Matrix
+from kernels_dsl.config.few_rows import (
+    FEW,
+    LONG_K,
+    MANY,
+    MIB,
+    ONE_TILE,
+    OVERLAPPED_TILES,
+    THIN,
+    Matrix,
+    rows_and_matrix,
+)
 from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.problem import Device, GemmProblem
 from lowering.records import changed
 
 THREE_TILES = 192
 """Rows of A up to which they are one tile of three warpgroups."""
 
 
-def tile_with_scales(matrix: Matrix, rows: int) -> Sm90GemmConfig | None:
+def scaled_tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
     """None where the model of `gemm_table` is to say."""
+    found = rows_and_matrix(problem, device)
+    if found is None:
+        return None
+    rows, matrix = found
     if rows <= THIN:
         return _thin(matrix)
     small = Sm90GemmConfig(64, 64, l2_prefetch=True)

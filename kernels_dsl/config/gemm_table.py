@@ -469,7 +469,12 @@ def ranked(
 
 def _for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
     """The tile for few rows of A times a large B; None for other problems, and where it does not fit."""
-    config = tile_for_few_rows(problem, device)
+    if problem.promotion is not None and problem.promotion.scaled:
+        from kernels_dsl.config.few_rows_scaled import scaled_tile_for_few_rows  # few products have such
+
+        config = scaled_tile_for_few_rows(problem, device)
+    else:
+        config = tile_for_few_rows(problem, device)
     if config is None:
         return None
     adjusted = adapted(config, problem)

@@ -13,6 +13,7 @@ import pytest
 
 from kernels_dsl.config import budget, gemm_table
 from kernels_dsl.config.few_rows import tile_for_few_rows
+from kernels_dsl.config.few_rows_scaled import scaled_tile_for_few_rows
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.order import Order
 from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
@@ -322,8 +323,10 @@ def test_every_tile_of_few_rows_fits() -> None:
     """Those of all numbers of rows and many matrices, in bf16 and fp8: none is refused by the budget."""
     kinds = (("bf16", None), ("fp8", Promotion()), ("fp8", None), ("fp8", Promotion(1, 128)))
     for ab_type, promotion in kinds:
+        scaled = promotion is not None and promotion.scaled
+        tile_for = scaled_tile_for_few_rows if scaled else tile_for_few_rows
         for m in (*range(1, 17), *range(33, 257, 7), 256):
             for n in range(2048, 60000, 2944):
                 problem = _of_few_rows(m, n, 4096, ab_type=ab_type, promotion=promotion)
-                tile = tile_for_few_rows(problem, H200)
+                tile = tile_for(problem, H200)
                 assert tile is None or budget.why_not(tile, problem, H200) is None, (m, n, ab_type)

@@ -331,7 +331,7 @@ class BackwardPlan:
                 launch = self.main
                 launch(
                     q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask,
-                    *self._queue(q.device),
+                    *self.queue(q.device),
                 )  # fmt: skip
             if self.dq_config is not None:
                 of_rows = sums.lse, sums.row_sums
@@ -346,7 +346,7 @@ class BackwardPlan:
             d_mask = summed_like(d_mask, extras.mask)
         return Gradients(dq, dk, dv, d_sinks, d_mask)
 
-    def _queue(self, device: torch.device) -> tuple[Any, ...]:
+    def queue(self, device: torch.device) -> tuple[Any, ...]:
         """Arguments of Hopper's kernels: a counter of tiles and most CTAs, or memory for cut tiles."""
         config, target = self.config, self.main.target
         if not isinstance(config, Sm90BackwardConfig):

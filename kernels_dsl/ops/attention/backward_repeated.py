@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from kernels_dsl.config.attention_backward import Sm90BackwardConfig
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.backward import BackwardPlan, Gradients, Needs
 from kernels_dsl.ops.attention.outputs import is_empty
-from kernels_dsl.ops.tile_counter import tile_counter
 
 Run = Callable[..., Gradients]
 """(q, k, v, output, log-sum-exp, do, d_lse or None) -> the gradients."""
@@ -37,9 +34,7 @@ def repeated_run(plan: BackwardPlan, q: torch.Tensor, k: torch.Tensor, v: torch.
     clears, longest_q = config.clears_sums, call.longest_q
     numbers = (call.scale, call.softcap, call.left, call.right)
     extras = (None, call.longest_k, None, None, None, None)  # sequences, mask, aux, lists, mask's gradient
-    hopper, max_ctas = isinstance(config, Sm90BackwardConfig), plan.max_ctas
-    takes_tiles = isinstance(config, Sm90BackwardConfig) and config.takes_tiles
-    index, scale = plan.main.target.index, call.scale
+    scale, queue = call.scale, plan.queue
 
     def run(
         q: torch.Tensor,
@@ -58,11 +53,8 @@ def repeated_run(plan: BackwardPlan, q: torch.Tensor, k: torch.Tensor, v: torch.
         sums = (of_rows, row_sums, dq_sums, turns)
         launch = prepare
         launch(out, do, lse, d_lse, *(sums if clears else (of_rows, row_sums, None, turns)), None, longest_q)
-        queue: tuple[Any, ...] = ()
-        if hopper:
-            queue = (tile_counter(index) if takes_tiles else None, max_ctas)
         launch = main
-        launch(q, k, v, do, dk, dv, *sums, *numbers, *extras, *queue)
+        launch(q, k, v, do, dk, dv, *sums, *numbers, *extras, *queue(device))
         finish(dq_sums, None if clears else turns, dq, scale, None, longest_q)
         return Gradients(dq, dk, dv, None)
 
