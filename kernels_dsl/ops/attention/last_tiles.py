@@ -15,6 +15,8 @@ from kernels_dsl.ops.attention.arguments import AttentionCall
 WARPS = 8
 """Warps that have keys of a tile: a count for each."""
 MOST_PIECES = 16
+MOST_ON_AN_SM = 4
+"""Pieces of all tiles for each SM: they are memory, 66 MiB at most on an H200."""
 BESIDE = 8
 """Steps that a piece costs beside its own, for its K, V, dK and dV: an estimate."""
 LEAST_GAIN = 64
@@ -46,11 +48,13 @@ def cuts_last(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
 
 def best_pieces(tiles: int, steps: int, sms: int) -> int:
     """Pieces of each tile after the full rounds of `tiles`, of so many `steps`, with which they end first."""
+    last = tiles % sms
 
     def cost(pieces: int) -> int:
-        return -(-(tiles % sms) * pieces // sms) * (-(-steps // pieces) + BESIDE)
+        return -(-last * pieces // sms) * (-(-steps // pieces) + BESIDE)
 
-    best = min(range(1, MOST_PIECES + 1), key=cost)
+    most = min(MOST_PIECES, MOST_ON_AN_SM * sms // max(1, last))
+    best = min(range(1, most + 1), key=cost)
     rounds = -(-tiles // sms)
     return best if (cost(1) - cost(best)) * LEAST_GAIN >= rounds * (steps + BESIDE) else 1
 
