@@ -20,8 +20,8 @@ ALL = os.environ.get("TEST_ALL_KERNELS") == "1"
 
 @pytest.fixture(autouse=True)
 def few_ctas(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = BackwardPlan._queue
-    monkeypatch.setattr(BackwardPlan, "_queue", lambda plan, device: (queue(plan, device)[0], 2, None))
+    queue = BackwardPlan.queue
+    monkeypatch.setattr(BackwardPlan, "queue", lambda plan, device: (queue(plan, device)[0], 2, None))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
