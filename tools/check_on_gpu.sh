@@ -40,7 +40,7 @@ if ((!${#steps[@]})); then
   steps=(tests fuzz sanitize first cold examples fused decode backward)
   ((gpus > 1)) && steps=(topology "${steps[@]}" context overlap llama train)
 fi
-export -f tests fuzz sanitize first examples revisions fused decode backward topology context overlap llama train
+export -f tests fuzz sanitize first cold examples revisions fused decode backward topology context overlap llama train
 export python limit results out gpus OLD="${OLD:-}"
 status=0
 for step in "${steps[@]}"; do
