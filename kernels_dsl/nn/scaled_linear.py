@@ -73,13 +73,9 @@ def scaled_linear(
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            plan = call_cache.find(_CALLS, key, tensors)
-            if plan is not None:
-                try:
-                    y: torch.Tensor = plan(x, weight, bias)
-                    return y
-                except ValueError as error:
-                    call_cache.refused(_CALLS, key, error)
+            y: torch.Tensor | None = call_cache.served(_CALLS, key, tensors, (x, weight, bias))
+            if y is not None:
+                return y
     _check(x, weight, bias)
     _check_options(*options)
     refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})

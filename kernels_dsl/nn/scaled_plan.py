@@ -192,13 +192,9 @@ class ScaledLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
         plan, needs, tensors = ctx.plan, ctx.needs_input_grad, (gradient, *ctx.saved_tensors)
         if not _grad_enabled():
-            run = call_cache.find(plan.gradients, needs, tensors)
-            if run is not None:
-                try:
-                    made: Gradients = run(*tensors)
-                    return made
-                except ValueError as error:
-                    call_cache.refused(plan.gradients, needs, error)
+            found: Gradients | None = call_cache.served(plan.gradients, needs, tensors, tensors)
+            if found is not None:
+                return found
         made = _first_backward(ctx, *tensors)
         if not _grad_enabled() and not needs_dispatcher(tensors):
             call_cache.keep(plan.gradients, needs, tensors, plan.backward(gradient, needs))

@@ -49,6 +49,19 @@ def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
     return None
 
 
+def served(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+    """The result for `arguments` of the entry for such a call; None where there is none, or it refuses
+    their addresses."""
+    run = find(kept, key, tensors)
+    if run is None:
+        return None
+    try:
+        return run(*arguments)
+    except ValueError as error:
+        refused(kept, key, error)
+    return None
+
+
 def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], found: Any) -> None:
     """Keep `found` for calls like this one, which has gone past the dispatcher.
 

@@ -111,7 +111,8 @@ def attention(
         if return_lse is False and config is None and family is None:
             key = _key(q, k, "bshd", (causal, window, alignment, scale, softcap, deterministic))
             if key is not None:
-                output = _repeated(key, q, k, v)
+                alone = (q, k, v)
+                output = call_cache.served(ATTENTION.calls, key, alone, alone)
                 if output is not None:
                     return output
     options = AttentionOptions(causal, window, alignment, scale, softcap)
@@ -176,7 +177,8 @@ def scaled_dot_product_attention(
     if attn_mask is None and not unbatched:
         seen = _key(query, key, "bhsd", (is_causal, None, alignment, scale, 0.0, deterministic))
         if seen is not None:
-            output = _repeated(seen, query, key, value)
+            alone = (query, key, value)
+            output = call_cache.served(ATTENTION.calls, seen, alone, alone)
             if output is not None:
                 return output
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
@@ -266,19 +268,6 @@ def _key(q: Any, k: Any, form: Any, options: tuple[object, ...]) -> Any:
         return None
 
 
-def _repeated(key: Any, q: Any, k: Any, v: Any) -> torch.Tensor | None:
-    """The output of a call like an earlier one that had q, k and v alone; None where there was none."""
-    bare = call_cache.find(ATTENTION.calls, key, (q, k, v))
-    if bare is None:
-        return None
-    try:
-        output: torch.Tensor = bare(q, k, v)
-        return output
-    except ValueError as error:
-        call_cache.refused(ATTENTION.calls, key, error)
-    return None
-
-
 def _other(
     q: Any,
     k: Any,
@@ -303,7 +292,8 @@ def _other(
     if key is None and extras is NO_EXTRAS and return_lse is False and all(x is None for x in special):
         # Of q, k, v and `AttentionOptions` alone, as a call of `attention` that the cache may have.
         key = _key(q, k, layout, (*options, deterministic))
-        output = None if key is None else _repeated(key, q, k, v)
+        alone = (q, k, v)
+        output = None if key is None else call_cache.served(ATTENTION.calls, key, alone, alone)
         if output is not None:
             return output
     elif key is None and not is_checked():

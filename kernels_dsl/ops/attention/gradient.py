@@ -136,14 +136,9 @@ def _repeated(
 ) -> Gradients | None:
     """Gradients of q, k and v alone in a call like an earlier one of this key; None where there was none, or
     something watches this one. `results`: q, k, v, the output and the log-sum-exp."""
-    run = call_cache.find(_CALLS, key, _given(do, d_lse, results))
-    if run is not None:
-        try:
-            gradients: Gradients = run(*results, do, d_lse)
-            return gradients
-        except ValueError as error:
-            call_cache.refused(_CALLS, key, error)
-    return None
+    tensors = _given(do, d_lse, results)
+    gradients: Gradients | None = call_cache.served(_CALLS, key, tensors, (*results, do, d_lse))
+    return gradients
 
 
 def _given(do: torch.Tensor, d_lse: torch.Tensor | None, results: Sequence[Any]) -> tuple[Any, ...]:

@@ -74,14 +74,7 @@ def check_sampled(
 
 def repeated_sampled(calls: dict[Any, Any], key: Any, factors: tuple[Any, ...], alpha: float) -> Any:
     """The values of a sampled product like an earlier one; None where there was none."""
-    plan = call_cache.find(calls, key, factors)
-    if plan is None:
-        return None
-    try:
-        return plan(*factors, None if alpha == 1.0 else (alpha,))
-    except ValueError as error:
-        call_cache.refused(calls, key, error)
-    return None
+    return call_cache.served(calls, key, factors, (*factors, None if alpha == 1.0 else (alpha,)))
 
 
 def _follow_sampled(plan: Any, call: SampledArguments) -> torch.Tensor:

@@ -51,16 +51,12 @@ def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
     tensors, key = (gradient, saved[0], saved[1]), (call.alpha, needs)
     known = recorded.linear and not _grad_enabled()
     if known:
-        run = call_cache.find(recorded.gradients, key, tensors)
-        if run is not None:
-            try:
-                made: Gradients = run(*tensors)
-                return made
-            except ValueError as error:
-                call_cache.refused(recorded.gradients, key, error)
+        found: Gradients | None = call_cache.served(recorded.gradients, key, tensors, tensors)
+        if found is not None:
+            return found
     ctx.keywords = {**recorded.keywords, "alpha": call.alpha, "beta": call.beta}
     ctx.like = recorded.like
-    made = recorded.node.general(ctx, gradient)
+    made: Gradients = recorded.node.general(ctx, gradient)
     if known and not needs_dispatcher(tensors):
         run = _run(call, needs, tensors)
         if run is not None:
