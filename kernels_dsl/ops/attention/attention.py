@@ -98,8 +98,8 @@ def attention(
     of the score that `score_mod` was given, in proportion to `gradient`; it is needed where `score_mod` is
     more than +, -, × and /. RuntimeError where a gradient is asked for that is not there. The same call gives
     gradients of the same bits, unless `deterministic` is False: dQ is then summed in the order in which its
-    shares arrive. `torch.use_deterministic_algorithms(True)`, read in the backward pass, overrides that. The
-    output always has the same bits.
+    shares arrive where that is faster. `torch.use_deterministic_algorithms(True)`, read in the backward pass,
+    overrides that. The output always has the same bits.
     """
     if deterministic is not None:
         deterministic = boolean("deterministic", deterministic)

@@ -192,6 +192,16 @@ def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:
     return call.block is not None or (config.dim > 128 and config.tile_k == 64)
 
 
+def is_faster_in_order(call: AttentionCall, config: BackwardConfig) -> bool:
+    """Says whether a fixed order of dQ's sums is the faster one, too, as measured on an H200: where queries
+    see few tiles of keys, so that turns are short, and where a kernel of its own has dQ of wide heads."""
+    if config.family != "sm90" or call.block is not None:
+        return False
+    variant = call.variant
+    narrow = config.tile_q > 64 and bool(variant.right)
+    return narrow or bool(variant.left and variant.right) or is_by_queries(call, config)
+
+
 def choose_dq(
     call: AttentionCall, config: BackwardConfig, deterministic: bool, needs: Needs
 ) -> Sm90DqConfig | None:
@@ -275,6 +285,9 @@ class BackwardPlan:
             raise ValueError(reason)
         self.call, self.needs = call, needs
         self.config = choose(call, target.device, deterministic, needs, family)
+        if not deterministic and is_faster_in_order(call, self.config):
+            deterministic = True
+            self.config = choose(call, target.device, deterministic, needs, family)
         self.dq_config = choose_dq(call, self.config, deterministic, needs)
         if self.dq_config is not None:
             self.config = choose(call, target.device, False, replace(needs, q=False), family)

@@ -42,7 +42,7 @@ class LastTiles(NamedTuple):
 def cuts_last(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     """Says whether walks may be cut: all are equal, and each CTA has one tile of 128 keys."""
     variant = call.variant
-    equal = not (call.packed or variant.left or variant.right or variant.lists is not None)
+    equal = not (call.packed or variant.left or variant.right or call.block is not None)
     return equal and config.gives_kv and config.cta_keys == 128 and not config.many_tiles
 
 

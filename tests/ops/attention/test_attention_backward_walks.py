@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionOptions
-from kernels_dsl.ops.attention.backward import Needs, choose, described, walk_rows
+from kernels_dsl.ops.attention.backward import Needs, choose, described, is_faster_in_order, walk_rows
 from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 
 WINDOW = AttentionOptions(causal=True, window=(1024, 0))
@@ -74,3 +76,27 @@ def test_tiles_whose_walks_are_cut(length, options, tiles, pieces):
     call = _call(length, 16, 16, 128, options)
     found = last_tiles(call, choose(call, H200, True, Needs(), None), H200.sm_count)
     assert found == (LastTiles(tiles, pieces, 128 * 256) if tiles else None)
+
+
+def test_lists_are_not_cut():
+    """The walk of a tile over lists is not a range of query blocks."""
+    found = replace(_call(16384, 16, 16, 128, FULL), block=(128, 128))
+    config = choose(found, H200, False, Needs(), None)
+    assert not config.many_tiles
+    assert last_tiles(found, config, H200.sm_count) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "dim", "options", "faster"),
+    [
+        (4096, (32, 32), 64, CAUSAL, True),
+        (4096, (32, 32), 64, FULL, False),
+        (32768, (32, 8), 128, WINDOW, True),
+        (16384, (16, 16), 128, CAUSAL, False),
+        (4096, (8, 8), 256, FULL, True),
+        (8192, (64, 64), 192, FULL, False),
+    ],
+)
+def test_where_a_fixed_order_is_the_faster_one(length, heads, dim, options, faster):
+    call = _call(length, *heads, dim, options)
+    assert is_faster_in_order(call, choose(call, H200, False, Needs(), None)) == faster
