@@ -1,6 +1,6 @@
 """A seeded sample of the long tests, for continuous integration: `pytest --sample SEED`.
 
-Of the cases of a file's long tests, which `tests/long_tests.txt` names, a third is run, at least two, chosen
+Of the cases of a file's long tests, which `tests/long_tests.txt` names, a fifth is run, at least two, chosen
 by the seed: another seed, other cases. All other tests are run. `python -m tests.sampling REPORT.xml` writes
 the list anew from the report of a whole run (`pytest --junitxml REPORT.xml`).
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 LIST = Path(__file__).with_name("long_tests.txt")
-SHARE = 3
+SHARE = 5
 """One of so many cases is run."""
 FEWEST = 2
 """Cases of a file's long tests that are run at least."""
