@@ -86,6 +86,8 @@ class Sm90GemmConfig:
         """ "128x256 cluster 2x1 pingpong split 4", for names of kernels."""
         clusters = self.cluster_m * self.cluster_n > 1
         words = [f"{self.tile_m}x{self.tile_n}"]
+        words += [f"{self.tile_k} of K"] * (self.tile_k > 0)
+        words += [f"{self.stages} stages"] * (self.stages > 0)
         words += [f"cluster {self.cluster_m}x{self.cluster_n}"] * clusters
         words += [f"{self.cluster_k} along K"] * (self.cluster_k > 1)
         words += ["pingpong"] * (self.schedule is Schedule.PINGPONG)
