@@ -57,6 +57,8 @@ class Sm90GemmConfig:
     loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
     `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
     where this one leaves SMs without work.
+    `evict_first`: lines of A, or with `turned` of B, which no other CTA reads, leave L2 before others: what is
+    fetched early is still there when it is loaded.
     """
 
     tile_m: int
@@ -76,6 +78,7 @@ class Sm90GemmConfig:
     cluster_k: int = 1
     overlap: bool = False
     late: bool = False
+    evict_first: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -95,6 +98,7 @@ class Sm90GemmConfig:
         words += ["l2-prefetch"] * self.l2_prefetch
         words += ["overlap"] * self.overlap
         words += ["late"] * self.late
+        words += ["evict-first"] * self.evict_first
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
 

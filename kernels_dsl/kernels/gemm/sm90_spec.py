@@ -63,6 +63,7 @@ class GemmSpec(Warpgroups):
     shared_sums: SumShape | None  # of theirs, see `blocks.reduce.cluster_sums`
     overlap: bool  # a CTA has half of the SM
     late: bool  # the next kernel starts behind the last loads
+    evict_first: bool  # A's lines leave L2 first
 
     @property
     def cluster_rows(self) -> int:
@@ -190,4 +191,5 @@ def make_spec(
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
         l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k, shared_sums=sums,
         overlap=config.overlap, late=config.late or config.overlap,
+        evict_first=config.evict_first,
     )  # fmt: skip
