@@ -57,8 +57,8 @@ class Sm90GemmConfig:
     loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
     `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
     where this one leaves SMs without work.
-    `evict_first`: lines of A, or with `turned` of B, which no other CTA reads, leave L2 before others: what is
-    fetched early is still there when it is loaded.
+    `evict_first`: lines of A, or with `turned` of B, which no other CTA reads, leave L2 before others: what
+    is fetched early is still there when it is loaded.
     """
 
     tile_m: int
