@@ -3,19 +3,21 @@
 A stage takes as long as its matrix instructions or its way into shared memory; all stages together no less
 than the matrix takes from memory, and what CTAs load from L2. Rows of A are whole in a tile, or in two halves
 whose CTAs load the matrix for each other. Fitted to 150 products of 100 to 256 rows on an H200, bf16 and fp8
-with one scale, where the choice is 0.6 % from the best of 8 to 14 tiles.
+with one scale, where the choice is 0.6 % from the best of 8 to 14 tiles measured.
 """
 
 from __future__ import annotations
 
 from kernels_dsl.config.budget import why_not
-from kernels_dsl.config.few_rows import FEW, MANY, Matrix, rows_and_matrix
+from kernels_dsl.config.few_rows import FEW, MANY, MIB, Matrix, rows_and_matrix
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from lowering.records import changed, frozen
 
 RESIDENT = {1: 1.0, 2: 1.0, 3: 0.887, 4: 0.91, 6: 0.773, 8: 0.91}
 """Share of the SMs that clusters of so many CTAs fill."""
+LATE_BYTES = 160 * MIB
+"""Of a matrix up to which one wave of CTAs has the next kernel start late."""
 STAGE_BYTES = 128
 """Of K in a stage."""
 ONE_CHUNK = 144
@@ -29,24 +31,19 @@ HALVES = (
     Sm90GemmConfig(192, 8, cluster_n=2),
     Sm90GemmConfig(128, 8, cluster_n=2, cluster_k=3),
     Sm90GemmConfig(192, 8, cluster_n=2, cluster_k=2),
-    Sm90GemmConfig(192, 8, cluster_n=2, cluster_k=4),
-    Sm90GemmConfig(256, 8, cluster_n=2, cluster_k=2),
     Sm90GemmConfig(128, 8, cluster_n=2, stream_k=True),
     Sm90GemmConfig(192, 8, cluster_n=2, stream_k=True),
 )
 WHOLE = (
-    Sm90GemmConfig(64, 8),
     Sm90GemmConfig(64, 8, cluster_k=2),
     Sm90GemmConfig(64, 8, cluster_k=3),
-    Sm90GemmConfig(128, 8, cluster_m=2),
     Sm90GemmConfig(128, 8, cluster_m=4),
+    Sm90GemmConfig(128, 8, cluster_k=2),
     Sm90GemmConfig(128, 8, cluster_m=2, cluster_k=2),
-    Sm90GemmConfig(128, 8, cluster_m=2, cluster_k=3),
     Sm90GemmConfig(128, 8, cluster_m=2, stream_k=True),
     Sm90GemmConfig(192, 8),
     Sm90GemmConfig(192, 8, cluster_k=3),
     Sm90GemmConfig(192, 8, cluster_m=2, cluster_k=4),
-    Sm90GemmConfig(192, 8, cluster_m=4, cluster_k=2),
 )
 """Tiles whose columns are still to be set; what they have in common is, too."""
 
@@ -73,13 +70,13 @@ class Rates:
     large_cluster: float
 
 
-BF16 = Rates(4.29, 18.8, 1.69, 2.10, 1.40, 2.2, 0.83, 1.17, 8.26, 1.39, 0.14)
-FP8 = Rates(4.44, 13.0, 1.69, 2.28, 1.51, 6.3, 0.46, 1.63, 7.48, 0.06, 1.79)
+BF16 = Rates(4.23, 17.6, 1.62, 2.07, 1.42, 1.1, 0.82, 1.47, 7.42, 1.33, 0.03)
+FP8 = Rates(4.40, 12.6, 1.72, 2.28, 1.51, 4.7, 0.40, 1.69, 7.25, 0.12, 1.65)
 
 
 def tile_for_many_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
-    """The tile that takes least, of those that fit a problem without scales of blocks; None where the model of
-    `gemm_table` is to say."""
+    """The tile that takes least, of those that fit a problem without scales of blocks; None where the model
+    of `gemm_table` is to say."""
     found = rows_and_matrix(problem, device)
     if found is None or found[0] <= FEW or problem.gated:
         return None
@@ -91,14 +88,15 @@ def tile_for_many_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig |
             return None
     timed = [(time(tile, rows, matrix), tile) for tile in tiles(rows, matrix)]
     for _, tile in sorted(timed, key=lambda pair: pair[0]):
-        tile = changed(tile, epi_tma=problem.d_align == 16)
+        late = matrix.bytes <= LATE_BYTES and tile.cluster_k == 1 and _waves(tile, rows, matrix) == 1
+        tile = changed(tile, late=late, epi_tma=problem.d_align == 16)
         if why_not(tile, problem, device) is None:
             return tile
     return None
 
 
 def _few_enough(matrix: Matrix) -> bool:
-    """Halves of more than 208 rows are one wave, and fill it where they are tiles of 192 rows of the matrix."""
+    """Halves of more than 208 rows are one wave; tiles of 192 rows of the matrix fill it."""
     if matrix.waves(3, 2) == 1:
         return matrix.waves(2, 2) == 1 or matrix.ctas(3, 2) >= matrix.sms * 9 // 10
     return matrix.fp8 and matrix.waves(3) == 1

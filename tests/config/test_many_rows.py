@@ -39,7 +39,7 @@ def _chosen(m: int, n: int, k: int, **changes: object) -> Sm90GemmConfig:
 def test_tiles_share_out_the_device(m: int, n: int, k: int, changes: dict, words: str) -> None:
     """All rows or half of them are WGMMA's N; clusters share K where tiles are few."""
     found = _chosen(m, n, k, **changes)
-    label = found.label.replace(" turned", "").replace(" l2-prefetch", "").replace(" evict-first", "")
+    label = replace(found, turned=False, l2_prefetch=False, evict_first=False, late=False).label
     assert label == words and found.turned and found.l2_prefetch and found.evict_first
 
 
