@@ -31,8 +31,9 @@ MIN_EPILOGUE_STAGES = 2
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 # The same where another kernel's CTA has half of the SM.
 SM90_OVERLAP_LIMIT = {1: 80, 2: 48}
-# The same where CTAs of a cluster send each other sums, and where the epilogue reads whole tensors too.
-SM90_SHARED_K_LIMIT = {False: {1: 128, 2: 128, 3: 72}, True: {1: 120, 2: 120, 3: 64}}
+# The same where CTAs of a cluster send each other sums, and where those are promoted or the epilogue reads
+# whole tensors too.
+SM90_SHARED_K_LIMIT = {False: {1: 120, 2: 120, 3: 72}, True: {1: 120, 2: 120, 3: 60}}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
 # The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
@@ -260,7 +261,8 @@ def _why_not_cluster_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | No
     if config.split_k > 1 or config.stream_k or problem.grouped:
         return f"cluster_k is {config.cluster_k}, must be 1 with split_k, stream_k or groups of rows"
     registers = accumulator_registers(config)
-    limit = SM90_SHARED_K_LIMIT[problem.operand_bytes > 0][sm90_consumers(config)]
+    few = problem.operand_bytes > 0 or problem.promotion is not None
+    limit = SM90_SHARED_K_LIMIT[few][sm90_consumers(config)]
     if registers > limit:
         return f"{registers} accumulator registers a thread, at most {limit} leave no spills with cluster_k"
     if config.cluster_k not in (2, 3, 4, 8):

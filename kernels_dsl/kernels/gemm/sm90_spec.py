@@ -28,6 +28,9 @@ PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 EARLY_REGISTERS = {False: 32, True: 16}
 """Registers for operands that are loaded before the main loop, by promotion of sums; more spills."""
 
+DEEP_COLUMNS = 128
+"""Columns of which two sets of promoted sums spill where they meet in the ring."""
+
 OVERLAP_BYTES = 96 << 10
 """Of an operand that L2 fetches for each CTA while the kernel before ends: HBM's of some 3 µs."""
 
@@ -171,12 +174,14 @@ def make_spec(
         taken=SMEM_BYTES - shared_memory(SMEM_BYTES, config.ctas_per_sm),
     )  # fmt: skip
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
-    # The epilogue has the registers of partial sums to spare.
-    limit = 0 if promotion is None or config.overlap else PROMOTED_EPILOGUE_LIMIT[consumers]
-    deep = two_partial_sets(config, promotion)
     sums = cluster_sums(config) if config.cluster_k > 1 else None
+    ring_sums = sums is not None and sums.in_ring
+    deep = two_partial_sets(config, promotion) and not (ring_sums and config.tile_n >= DEEP_COLUMNS)
     # 8-bit results take more registers; the next tile's stages come behind sums in the ring.
-    ahead = deep and mD.element_type.width > 8 and not (sums is not None and sums.in_ring)
+    ahead = deep and mD.element_type.width > 8 and not ring_sums
+    # The epilogue has the registers of partial sums to spare.
+    few = promotion is None or config.overlap or ring_sums
+    limit = 0 if few else PROMOTED_EPILOGUE_LIMIT[consumers]
     plan = EpiloguePlan(
         (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
         spare=max(0, limit - accumulator_registers(config) * (2 if ahead else 1)),
