@@ -31,8 +31,9 @@ MIN_EPILOGUE_STAGES = 2
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 # The same where another kernel's CTA has half of the SM.
 SM90_OVERLAP_LIMIT = {1: 80, 2: 48}
-# The same where CTAs of a cluster send each other sums, for fp8 that is not promoted and others.
-SM90_SHARED_K_LIMIT = {True: {3: 32}, False: {3: 64}}
+# The same where CTAs of a cluster send each other sums, and where those are promoted or the epilogue reads
+# whole tensors too.
+SM90_SHARED_K_LIMIT = {False: {1: 120, 2: 120, 3: 72}, True: {1: 120, 2: 120, 3: 60}}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
 # The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
@@ -73,10 +74,13 @@ def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
     room = sm90_accumulator_limit(config) - accumulator_registers(config)
     if promotion.rows_b == 1:
         room -= config.tile_n // 2  # a thread has a quarter of the columns, and their scales twice
+    widths = {*range(16, config.tile_n, 16), config.tile_n}
     fitting = (
         columns
-        for columns in range(16, min(config.tile_n, 2 * room) + 1, 16)
-        if config.tile_n % columns == 0 and not (promotion.rows_b > 1 and GROUP % columns)
+        for columns in widths
+        if columns <= 2 * room
+        and config.tile_n % columns == 0
+        and not (promotion.rows_b > 1 and GROUP % columns)
     )
     return max(fitting, default=0)
 
@@ -120,8 +124,8 @@ def cluster_sums(config: Sm90GemmConfig) -> SumShape:
 def sm90_beside_stages(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[int, int]:
     """Shared memory beside tiles and mbarriers: of each stage, and of all together. `promotion` as above.
 
-    Scales, and a flag of each warpgroup where sums of pieces of tiles are added up, or the sums that come
-    from other CTAs of the cluster, with two mbarriers.
+    Scales, and a flag of each warpgroup where sums of pieces of tiles are added up, or mbarriers and small
+    sums that come from other CTAs of the cluster.
     """
     staged, together = scale_bytes(config, promotion)
     if config.stream_k:
@@ -212,6 +216,10 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
             f"a stage takes {one} bytes of shared memory and the kernel {needed}; "
             f"{device.name} has {capacity} and at least {MIN_STAGES} stages must fit"
         )
+    if isinstance(config, Sm90GemmConfig) and config.cluster_k > 1 and (sums := cluster_sums(config)).in_ring:
+        ring = stages(config, problem, capacity) * stage_bytes(config, problem.ab_bytes)
+        if sums.bytes > ring:
+            return f"{sums.bytes} bytes of sums of {config.cluster_k} CTAs do not fit in a ring of {ring}"
     return None
 
 
@@ -246,12 +254,15 @@ def _why_not_stream_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | Non
 
 def _why_not_cluster_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     """Each CTA of a cluster has K tiles of its own, and one of them all sums."""
-    if config.schedule is Schedule.PINGPONG or config.cluster_m * config.cluster_n > 1:
-        return f"cluster_k is {config.cluster_k}, must be 1 in turns or with a cluster along M or N"
+    if config.schedule is Schedule.PINGPONG:
+        return f"cluster_k is {config.cluster_k}, must be 1 in turns"
+    if config.cluster_ctas > 8:
+        return f"a cluster has {config.cluster_ctas} CTAs, must have at most 8"
     if config.split_k > 1 or config.stream_k or problem.grouped:
         return f"cluster_k is {config.cluster_k}, must be 1 with split_k, stream_k or groups of rows"
-    registers, fast = accumulator_registers(config), problem.ab_type == "fp8" and problem.promotion is None
-    limit = SM90_SHARED_K_LIMIT[fast].get(sm90_consumers(config), registers)
+    registers = accumulator_registers(config)
+    few = problem.operand_bytes > 0 or problem.promotion is not None
+    limit = SM90_SHARED_K_LIMIT[few][sm90_consumers(config)]
     if registers > limit:
         return f"{registers} accumulator registers a thread, at most {limit} leave no spills with cluster_k"
     if config.cluster_k not in (2, 3, 4, 8):
@@ -274,8 +285,9 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     rows = (64, 128) if config.schedule is Schedule.PINGPONG else (64, 128, 192, 256)
     if config.tile_m not in rows:
         return f"tile_m is {config.tile_m}, must be one of {rows} in a {config.schedule.value} schedule"
-    if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
-        return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256 (the N of WGMMA)"
+    step = 8 if config.turned and problem.d_bytes > 1 else 16
+    if config.tile_n % step or not 16 <= config.tile_n <= 256:
+        return f"tile_n is {config.tile_n}, must be a multiple of {step} from 16 to 256 (the N of WGMMA)"
     if problem.ab_type == "fp32" and config.tile_n % 32 and config.tile_n != 16:
         return (
             f"tile_n is {config.tile_n}, must be 16 or a multiple of 32 with tf32: at others the compiler "

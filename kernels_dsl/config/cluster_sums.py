@@ -5,16 +5,13 @@ from __future__ import annotations
 from kernels_dsl.config.wgmma import WARPGROUP_THREADS
 from lowering.records import frozen
 
-MOST_ELEMENTS = 32
-"""That a thread sends at once; of WGMMA's N, a multiple of 16, it has a number that 8 divides."""
+MOST_BESIDE = 32
+"""Elements of a thread that have memory beside the ring."""
 
 
 @frozen
 class SumShape:
-    """Sums of `elements` float32 a thread of each of `warpgroups` warpgroups, in each of `ctas` CTAs.
-
-    Many are sent in two parts, one after the other through the same memory.
-    """
+    """Sums of `elements` float32 a thread of each of `warpgroups` warpgroups, in each of `ctas` CTAs."""
 
     elements: int
     ctas: int
@@ -26,12 +23,20 @@ class SumShape:
         return -(-self.warpgroups // self.ctas)
 
     @property
-    def parts(self) -> int:
-        """Parts that the sums are sent in."""
-        return 2 if self.elements > MOST_ELEMENTS else 1
+    def in_ring(self) -> bool:
+        """They take the ring's memory when a tile's stages have been multiplied, as it would else be shallow.
+
+        The next tile's stages come after them."""
+        return self.elements > MOST_BESIDE
+
+    @property
+    def bytes(self) -> int:
+        """Of the sums that meet in a CTA."""
+        return self.meeting * (self.ctas - 1) * self.elements * WARPGROUP_THREADS * 4
 
     @property
     def words(self) -> int:
-        """8-byte words of two mbarriers a warpgroup and the sums of the other CTAs; an even number."""
-        sums = self.elements // self.parts * WARPGROUP_THREADS // 2
-        return 2 * self.warpgroups + self.meeting * (self.ctas - 1) * sums
+        """8-byte words beside the ring, an even number: mbarriers, and sums that are not in the ring."""
+        if self.in_ring:
+            return (self.warpgroups + self.ctas + 2) // 2 * 2
+        return 2 * self.warpgroups + self.bytes // 8

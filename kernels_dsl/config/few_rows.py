@@ -1,4 +1,4 @@
-"""Tiles of products of 1 to 256 rows with a large matrix, as served models multiply, from measurements.
+"""Tiles of products of 1 to 64 rows with a large matrix, as served models multiply, from measurements.
 
 The time is that of reading the matrix, or of the matrix instructions of the SM with most of them: so its rows
 lie along WGMMA's M, all rows of A along its N, and few SMs may be left without work. Where tiles are too few
@@ -17,7 +17,7 @@ LEAST_TILES = 32
 """Of 64 rows of the matrix."""
 ENOUGH_TILES = 64
 """Between a third of the SMs and it little was measured."""
-THIN, FEW, ONE_TILE, NARROW, MANY, MOST = 16, 64, 128, 144, 208, 256
+THIN, FEW, ONE_TILE, MANY, MOST = 16, 64, 128, 208, 256
 """Numbers of rows of A up to which a rule holds."""
 OVERLAPPED_TILES = 112
 """With more, the next kernel's CTAs beside a thin product's cost more than they bring."""
@@ -90,11 +90,6 @@ class Matrix:
                 return count
         return 1
 
-    @property
-    def long(self) -> bool:
-        """K is more than twice the number of rows."""
-        return self.k > 2 * 64 * self.tiles
-
 
 def thin_by_tma(rows: int, columns: int, k: int, element_bytes: int) -> bool:
     """True where results of so few rows leave by TMA."""
@@ -116,8 +111,8 @@ def rows_and_matrix(problem: GemmProblem, device: Device) -> tuple[int, Matrix] 
 
 
 def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
-    """The tile of a problem without scales of blocks; None where the model of `gemm_table` is to say. Nothing
-    is said of alignments, or of what fits."""
+    """The tile of a problem of 1 to 64 rows without scales of blocks; None where another module is to say.
+    Nothing is said of alignments, or of what fits."""
     few = rows_and_matrix(problem, device)
     if few is None:
         return None
@@ -125,15 +120,7 @@ def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | 
     if rows <= THIN:
         return _thin(matrix)
     whole = Sm90GemmConfig(64, _up_to_16(rows), turned=True, l2_prefetch=True)
-    if rows <= FEW:
-        return _few(whole, matrix)
-    halves = changed(whole, tile_n=_up_to_16(-(-rows // 2)), cluster_n=2)
-    if rows <= ONE_TILE:
-        return _one_tile(whole, halves, matrix)
-    if rows > MANY:
-        return _most(halves, matrix)
-    found = _in_clusters(whole, halves, matrix, rows <= NARROW)
-    return found or _many(whole, halves, matrix, rows <= NARROW)
+    return _few(whole, matrix) if rows <= FEW else None
 
 
 def _up_to_16(rows: int) -> int:
@@ -184,79 +171,3 @@ def _few(whole: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:
     if matrix.fp8 or matrix.k < SHORT_K:
         return late
     return changed(high, cluster_k=2) if matrix.waves(1) == 1 or matrix.waves(2) > 2 else high
-
-
-def _one_tile(whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:
-    """Of 65 to 128 rows."""
-    if matrix.third:
-        return changed(whole, cluster_k=3)
-    if matrix.tiles < ENOUGH_TILES:
-        return None
-    if matrix.tall > 1:
-        return changed(whole, tile_m=192, cluster_k=matrix.tall)
-    if matrix.paired:
-        return changed(whole, cluster_k=2) if matrix.bytes >= 32 * MIB else whole
-    if matrix.waves(1) == 1:
-        return changed(whole, tile_m=128, cluster_k=2) if matrix.bytes >= 128 * MIB else whole
-    if matrix.waves(3, 2) == 1:
-        return changed(halves, tile_m=192)
-    if matrix.waves(3) == 1:
-        return changed(whole, tile_m=192) if matrix.waves(2) > 1 else whole
-    return changed(whole, tile_m=128) if matrix.fp8 else _in_even_shares(whole)
-
-
-def _in_even_shares(whole: Sm90GemmConfig) -> Sm90GemmConfig:
-    """Tiles of 128 rows of the matrix, two in a cluster, of which the last ones are cut along K."""
-    return changed(whole, tile_m=128, cluster_m=2, stream_k=True)
-
-
-def _in_clusters(
-    whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: Matrix, narrow: bool
-) -> Sm90GemmConfig | None:
-    """Of 129 to 208 rows, where tiles are no more than the SMs: cut along K; None where they are not.
-
-    Sums of fp8 products that are not narrow are too many for it.
-    """
-    fp8, enough = matrix.fp8, matrix.tiles >= ENOUGH_TILES
-    shared = changed(halves, tile_m=192, stream_k=True)
-    if fp8 and not narrow:
-        return shared if matrix.tall == 4 and matrix.long else None
-    if matrix.third:
-        return None if fp8 else changed(whole, cluster_k=3)
-    if matrix.paired:
-        return changed(whole, cluster_k=2) if enough else None
-    if matrix.tall == 4 and not fp8:
-        return shared
-    two = matrix.bytes >= 40 * MIB if narrow else matrix.long and matrix.tall == 1
-    return changed(whole, tile_m=128, cluster_k=2) if two and matrix.waves(1) == 1 else None
-
-
-def _many(
-    whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: Matrix, narrow: bool
-) -> Sm90GemmConfig | None:
-    """Of 129 to 208 rows. Halves of them in a cluster share the matrix's rows."""
-    fp8, alone = matrix.fp8, narrow or not matrix.fp8
-    if alone and matrix.tiles >= ENOUGH_TILES and matrix.waves(1) == 1:
-        return whole
-    for height in (1, 2, 3):
-        if matrix.waves(height, 2) == 1:
-            return changed(halves, tile_m=64 * height)
-    if matrix.waves(2) == 1:
-        return changed(whole, tile_m=128) if narrow else None
-    if matrix.waves(3) == 1:
-        return changed(whole if narrow else halves, tile_m=192)
-    if matrix.waves(2) > (3 if fp8 else 2) and alone:
-        return _in_even_shares(whole)
-    if fp8:
-        return changed(whole if narrow else halves, tile_m=128)
-    return changed(whole, tile_m=128, cluster_m=4 if narrow else 1)
-
-
-def _most(halves: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:
-    """Of 209 to 256 rows."""
-    if matrix.fp8 and not matrix.paired and matrix.tiles * 64 <= matrix.sms // 2 * 96:
-        return Sm90GemmConfig(128, 96, cluster_m=2, l2_prefetch=True)
-    for height, least in ((1, 0), (2, matrix.sms * 2 // 3), (3, matrix.sms * 9 // 10)):
-        if matrix.waves(height, 2) == 1:
-            return changed(halves, tile_m=64 * height) if matrix.ctas(height, 2) >= least else None
-    return changed(halves, tile_m=192) if matrix.fp8 and matrix.waves(3) == 1 else None

@@ -45,18 +45,20 @@ class Sm90GemmConfig:
     widest swizzle. `stages` 0 takes as many pipeline stages as shared memory holds.
     `epi_tma` False stores D with predicated global stores, which any alignment allows.
     `turned` computes Dᵀ = Bᵀ Aᵀ: tile_m and cluster_m then go along the columns of D. M may only be
-    64 rows times 1 to 4 in a tile, N any multiple of 16, so this may cut a D better.
+    64 rows times 1 to 4 in a tile, N any multiple of 8, so this may cut a D better.
     `raster_group` is the number of tiles (along the other mode) that are visited together so that
     their operands stay in L2; `raster_along_m` says that M is the mode that varies within a group.
     `stream_k`: tiles that would leave SMs idle in the last wave are cut along K into equal shares for all.
     `l2_prefetch`: while the kernel before this one still runs, each CTA has the L2 cache fetch as much of the
     larger operand as its ring holds. A cache that is coherent may: what that kernel writes is there too.
-    `cluster_k` CTAs share a tile's K, and the first of them adds their sums, in order, and stores the tile.
+    `cluster_k` CTAs share a tile's K, and one of them adds their sums, in order, and stores the tile. With a
+    cluster along M or N, as many of these are one cluster.
     `overlap`: a CTA takes half of an SM, and the next kernel starts in the other half when this one's last
     loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
     `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
     where this one leaves SMs without work.
-    `evict_first`: lines of A, with `turned` of B, leave L2 before others, for an operand that is read once.
+    `evict_first`: lines of A, or with `turned` of B, which no other CTA reads, leave L2 before others: what
+    is fetched early is still there when it is loaded.
     """
 
     tile_m: int

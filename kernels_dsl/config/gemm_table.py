@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from kernels_dsl.config.budget import two_partial_sets, why_not
-from kernels_dsl.config.few_rows import tile_for_few_rows
+from kernels_dsl.config.few_rows import FEW, MOST, tile_for_few_rows
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.order import INVARIANT_TILE_N, Order, why_not_in_order
 from kernels_dsl.config.problem import Device, GemmProblem
@@ -475,6 +475,10 @@ def _for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None
         config = scaled_tile_for_few_rows(problem, device)
     else:
         config = tile_for_few_rows(problem, device)
+        if config is None and FEW < problem.m <= MOST:
+            from kernels_dsl.config.many_rows import tile_for_many_rows  # nor such
+
+            config = tile_for_many_rows(problem, device)
     if config is None:
         return None
     adjusted = adapted(config, problem)

@@ -120,7 +120,7 @@ def _scaled_sum(acc, x, y, s):
 EPILOGUES = ("none", "bias", "rows", "residual", "all", "own")
 _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "tile_m": (128, 64, 192, 256),
-    "tile_n": (128, *(n for n in range(16, 257, 16) if n != 128)),
+    "tile_n": (128, *(n for n in range(16, 257, 8) if n != 128)),
     "tile_k": (0, 16, 32, 64, 96, 128, 192, 256),
     "cluster_m": (1, 2, 4, 8),
     "cluster_n": (1, 2, 4, 8),

@@ -21,13 +21,15 @@ def make_tma_ring(
     cluster: tuple[int, int],
     copying_arrivals: int = 0,
     alone: bool = False,
+    parts_of_k: int = 1,
 ) -> pipeline.PipelineTmaAsync:
     """Initialises the mbarriers of a ring and returns its pipeline. The caller syncs the cluster.
 
     `barriers` points to 2 * stages 8-byte words of shared memory, `stage_bytes` is what TMA writes
     into one CTA's stage, `consumer_warps` release each stage in each CTA of the (M, N) `cluster`.
     At each full barrier there are `copying_arrivals` beside TMA's. `alone`: no other CTA writes into the
-    stages, whatever the cluster.
+    stages, whatever the cluster. `parts_of_k`: as many such clusters, each with stages of its own, are
+    launched as one.
     """
     cluster = (1, 1) if alone else cluster
     arrivals = multicast_release_count(consumer_warps, cluster)
@@ -37,7 +39,7 @@ def make_tma_ring(
         producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + copying_arrivals),
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals),
         tx_count=stage_bytes,
-        cta_layout_vmnk=cute.make_layout((1, *cluster, 1)),
+        cta_layout_vmnk=cute.make_layout((1, *cluster, 1 if alone else parts_of_k)),
         defer_sync=True,
     )
     # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.

@@ -44,7 +44,7 @@ def make_load_atom(
     """
     alone = multicast == 1 and not whole
     op = cpasync.CopyBulkTensorTileG2SOp() if alone else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    one_stage = cute.slice_(smem_layout, (*(None for _ in tile), 0))
+    one_stage = first_stage(smem_layout)
     # fp32 goes to the tensor cores as tf32. With this type TMA rounds on its way, to nearest even as an H200
     # shows; with its own, WGMMA would drop the low 13 bits: nearly three times the error.
     internal = cutlass.TFloat32 if tensor.element_type is cutlass.Float32 else None
@@ -55,9 +55,18 @@ def make_load_atom(
     )
 
 
+def first_stage(layout: cute.ComposedLayout) -> cute.ComposedLayout:
+    """The layout (..., stages) of a stage.
+
+    A slice of it with its swizzle would end the compiler's process where tiles have an odd number of 8 rows.
+    """
+    modes = (None,) * (cute.rank(layout) - 1)
+    return cute.make_composed_layout(layout.inner, layout.offset, cute.slice_(layout.outer, (*modes, 0)))
+
+
 def make_store_atom(tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaCopy:
     """Stores of `tile` to `tensor` (M, N, L), which write nothing outside of it."""
-    one_stage = cute.slice_(smem_layout, (None, None, 0))
+    one_stage = first_stage(smem_layout)
     return TmaCopy(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one_stage, tile))
 
 
@@ -82,17 +91,24 @@ def load_partition(
 
 
 def multicast_masks(
-    cluster: tuple[int, int], rank: tuple[cutlass.Int32, cutlass.Int32]
+    cluster: tuple[int, int],
+    rank: tuple[cutlass.Int32, cutlass.Int32],
+    first: cutlass.Int32 | None = None,
 ) -> tuple[cutlass.Int16 | None, cutlass.Int16 | None]:
     """(mask of A, mask of B): the CTAs of the (M, N) `cluster` that a load of CTA `rank` is for.
 
-    CTAs of one cluster row share A's tile, those of one column B's. None where nobody shares.
+    CTAs of one cluster row share A's tile, those of one column B's. None where nobody shares. `first`: the
+    number of its first CTA where several clusters are launched as one.
     """
     ranks = cute.make_layout(cluster)
-    return (
-        cute.make_layout_image_mask(ranks, rank, mode=1) if cluster[1] > 1 else None,
-        cute.make_layout_image_mask(ranks, rank, mode=0) if cluster[0] > 1 else None,
-    )
+
+    def mask(mode: int) -> cutlass.Int16 | None:
+        if cluster[mode] == 1:
+            return None
+        found = cute.make_layout_image_mask(ranks, rank, mode=mode)
+        return found if first is None else cutlass.Int16(cutlass.Int32(found) << first)
+
+    return mask(1), mask(0)
 
 
 def tile_loader(

@@ -50,6 +50,8 @@ class Warpgroups:
     """A second producer warp has a role."""
     alone = False
     """No CTA of the cluster writes into another one's stages."""
+    parts_of_k = 1
+    """Clusters that are launched as one."""
 
     @property
     def threads(self) -> int:
@@ -160,7 +162,7 @@ def start(
     barriers, tiles = allocate(spec, layouts, 0 if extra is None else extra.words)
     ring = make_tma_ring(
         barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, spec.cluster,
-        spec.copying_arrivals, spec.alone,
+        spec.copying_arrivals, spec.alone, spec.parts_of_k,
     )  # fmt: skip
     more = None if extra is None else extra.set_up(barriers + 2 * spec.stages)
     sync_after_init((spec.cluster_ctas, 1))

@@ -36,10 +36,11 @@ from kernels_dsl.blocks.mainloop.promoted_ring import (
     promoted_loop,
 )
 from kernels_dsl.blocks.mainloop.scale_ring import ScaleLoader, Scales, StagedScales, staged_scales
-from kernels_dsl.blocks.reduce.cluster_sums import ClusterSums, SumBuffers
+from kernels_dsl.blocks.reduce.cluster_sums import ClusterSums, Place, SumBuffers
 from kernels_dsl.blocks.reduce.lines import WarpgroupReduction, inner_of
 from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
 from kernels_dsl.blocks.reduce.reductions import ReducedEpilogue
+from kernels_dsl.blocks.reduce.ring_sums import RingBarriers, RingSums
 from kernels_dsl.blocks.schedule.groups import (
     Group,
     GroupedGrid,
@@ -50,7 +51,6 @@ from kernels_dsl.blocks.schedule.groups import (
 )
 from kernels_dsl.blocks.schedule.scheduler import DenseTiles, KPart, Tile, TileGrid
 from kernels_dsl.blocks.schedule.tile_source import KRange
-from kernels_dsl.config.cluster_sums import SumShape
 from kernels_dsl.kernels import skeleton
 from kernels_dsl.kernels.skeleton import Cta, Loads, Mmas, Output, this_cta
 
@@ -69,7 +69,7 @@ class BesideTiles(NamedTuple):
     """Shared memory beside the tiles: sums of the cluster's CTAs, scales, and flags of the warpgroups for
     partial sums; None without."""
 
-    sums: SumBuffers | None
+    sums: SumBuffers | RingBarriers | None
     scales: StagedScales | None
     flags: cute.Pointer | None
 
@@ -77,11 +77,16 @@ class BesideTiles(NamedTuple):
 def beside_tiles(spec: GemmSpec) -> ExtraWords:
     """Memory of `BesideTiles`."""
     scales = staged_scales(spec.scales, spec.stages) or ExtraWords(0, lambda _: None)
-    shape = SumShape(spec.wg_m * spec.tile_n // WARPGROUP_THREADS, spec.cluster_k, spec.consumers)
-    words = shape.words if spec.cluster_k > 1 else 0
+    shape = spec.shared_sums
+    words = 0 if shape is None else shape.words
 
     def set_up(pointer: cute.Pointer) -> BesideTiles:
-        sums = SumBuffers.set_up(pointer, shape) if spec.cluster_k > 1 else None
+        sums = None
+        if shape is not None:
+            if shape.in_ring:
+                sums = RingBarriers.set_up(pointer, shape, spec.loading_ctas)
+            else:
+                sums = SumBuffers.set_up(pointer, shape)
         behind = pointer + words
         flags = behind + scales.words if spec.stream_k else None
         return BesideTiles(sums, scales.set_up(behind), flags)
@@ -194,7 +199,8 @@ class GemmRoles:
         # CTAs of one cluster row share A's tile, those of one column B's: each loads a slice for all.
         peers_a, peers_b = (cute.make_layout(spec.cluster[mode]) for mode in (1, 0))
         tBsB, tBgB = tma.load_partition(load_b.atom, gB, shared.b, peers_b, cta.m)
-        a_mask, b_mask = tma.multicast_masks(spec.cluster, (cta.m, cta.n))
+        first = cta.cluster % spec.cluster_k * spec.loading_ctas if spec.cluster_k > 1 else None
+        a_mask, b_mask = tma.multicast_masks(spec.cluster, (cta.m, cta.n), first)
         tiles = self.tiles(cta, self.k_tiles(), skeleton.cluster_count())
 
         def rows_from(group: Group | None) -> tma.Partition:
@@ -206,6 +212,8 @@ class GemmRoles:
         all_rows = rows_from(None)
 
         def load(tile: Tile, state: PipelineState) -> PipelineState:
+            if isinstance(self.beside.sums, RingBarriers):
+                self.beside.sums.await_ring(tile.number // tiles.clusters)
             m, n = tile.at.m * spec.cluster[0] + cta.m, tile.at.n * spec.cluster[1] + cta.n
             rows = all_rows if tile.group is None else rows_from(tile.group)
             a = tma.tile_loader(
@@ -375,12 +383,17 @@ class GemmConsumer:
             self.epilogue.consumer.thread,
         )  # fmt: skip
 
-    def cluster_sums(self, tile: Tile) -> ClusterSums:
+    def cluster_sums(self, tile: Tile) -> ClusterSums | RingSums:
         """This warpgroup's sums of its part of a tile whose K the CTAs of the cluster share."""
-        tiles, buffers = self.tiles, self.roles.beside.sums
-        assert isinstance(tiles, DenseTiles) and tiles.part is not None and buffers is not None
-        rank, count = tiles.part
-        return ClusterSums(buffers, rank, count, tile.number // tiles.clusters, self.epilogue.consumer)
+        tiles, roles, consumer = self.tiles, self.roles, self.epilogue.consumer
+        assert isinstance(tiles, DenseTiles) and tiles.part is not None
+        (rank, count), number, sums = tiles.part, tile.number // tiles.clusters, roles.beside.sums
+        spec, cta = roles.spec, self.cta
+        place = Place(cta.m + cta.n * spec.cluster[0], spec.loading_ctas)
+        if isinstance(sums, RingBarriers):
+            return RingSums(sums, roles.shared.a, spec.shared_sums, rank, number, consumer, place)
+        assert sums is not None
+        return ClusterSums(sums, rank, count, number, consumer, place)
 
     def partial_sums(self, tile: Tile) -> PartialSums:
         """This warpgroup's piece of its part of a tile that is cut.

@@ -14,10 +14,12 @@ from kernels_dsl.blocks.mainloop.scale_ring import ARRIVALS
 from kernels_dsl.blocks.schedule.scheduler import Raster
 from kernels_dsl.config.budget import (
     accumulator_registers,
+    cluster_sums,
     promoted_columns,
     sm90_beside_stages,
     two_partial_sets,
 )
+from kernels_dsl.config.cluster_sums import SumShape
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 from kernels_dsl.config.wgmma import shared_memory
 
@@ -25,6 +27,9 @@ PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 """Registers for accumulators and what the epilogue loads at its start, by warpgroups; more spills."""
 EARLY_REGISTERS = {False: 32, True: 16}
 """Registers for operands that are loaded before the main loop, by promotion of sums; more spills."""
+
+DEEP_COLUMNS = 128
+"""Columns of which two sets of promoted sums spill where they meet in the ring."""
 
 OVERLAP_BYTES = 96 << 10
 """Of an operand that L2 fetches for each CTA while the kernel before ends: HBM's of some 3 µs."""
@@ -57,7 +62,8 @@ class GemmSpec(Warpgroups):
     epilogue: EpiloguePlan
     stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.CutTiles`
     l2_prefetch: bool  # of the larger operand, before the kernel that runs is over
-    cluster_k: int  # CTAs that share a tile's K, see `blocks.reduce.cluster_sums`
+    cluster_k: int  # CTAs that share a tile's K
+    shared_sums: SumShape | None  # of theirs, see `blocks.reduce.cluster_sums`
     overlap: bool  # a CTA has half of the SM
     late: bool  # the next kernel starts behind the last loads
     evict_first: bool  # A's lines leave L2 first
@@ -100,11 +106,21 @@ class GemmSpec(Warpgroups):
     @property
     def alone(self) -> bool:  # type: ignore[override]
         """CTAs that share a tile's K load each for itself."""
-        return self.cluster_k > 1
+        return self.cluster_k > 1 and self.cluster == (1, 1)
+
+    @property
+    def parts_of_k(self) -> int:  # type: ignore[override]
+        """Clusters of CTAs that share a tile's K."""
+        return self.cluster_k
+
+    @property
+    def loading_ctas(self) -> int:
+        """CTAs that have the same K tiles, and load them for each other."""
+        return super().cluster_ctas
 
     @property
     def cluster_ctas(self) -> int:
-        return super().cluster_ctas * self.cluster_k
+        return self.loading_ctas * self.cluster_k
 
     @property
     def raster(self) -> Raster:
@@ -158,10 +174,14 @@ def make_spec(
         taken=SMEM_BYTES - shared_memory(SMEM_BYTES, config.ctas_per_sm),
     )  # fmt: skip
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
+    sums = cluster_sums(config) if config.cluster_k > 1 else None
+    ring_sums = sums is not None and sums.in_ring
+    deep = two_partial_sets(config, promotion) and not (ring_sums and config.tile_n >= DEEP_COLUMNS)
+    # 8-bit results take more registers; the next tile's stages come behind sums in the ring.
+    ahead = deep and mD.element_type.width > 8 and not ring_sums
     # The epilogue has the registers of partial sums to spare.
-    limit = 0 if promotion is None or config.overlap else PROMOTED_EPILOGUE_LIMIT[consumers]
-    deep = two_partial_sets(config, promotion)
-    ahead = deep and mD.element_type.width > 8  # 8-bit results take more registers
+    few = promotion is None or config.overlap or ring_sums
+    limit = 0 if few else PROMOTED_EPILOGUE_LIMIT[consumers]
     plan = EpiloguePlan(
         (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
         spare=max(0, limit - accumulator_registers(config) * (2 if ahead else 1)),
@@ -174,7 +194,7 @@ def make_spec(
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
-        l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k,
+        l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k, shared_sums=sums,
         overlap=config.overlap, late=config.late or config.overlap,
         evict_first=config.evict_first,
     )  # fmt: skip

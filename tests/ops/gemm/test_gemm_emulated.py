@@ -83,14 +83,22 @@ FEW_ROWS = (
     (40, Sm90GemmConfig(64, 48, split_k=2, turned=True)),
     (40, Sm90GemmConfig(64, 48, turned=True, l2_prefetch=True, overlap=True)),
     (40, Sm90GemmConfig(64, 48, cluster_m=2, stream_k=True, turned=True, l2_prefetch=True)),
+    (70, Sm90GemmConfig(64, 72, cluster_k=3, turned=True)),
+    (70, Sm90GemmConfig(128, 80, cluster_k=2, turned=True, l2_prefetch=True)),
+    (140, Sm90GemmConfig(192, 72, cluster_k=2, turned=True)),
+    (140, Sm90GemmConfig(128, 72, cluster_n=2, cluster_k=2, turned=True)),
+    (40, Sm90GemmConfig(64, 40, cluster_m=2, cluster_k=2, turned=True)),
+    (70, Sm90GemmConfig(128, 40, cluster_n=2, turned=True)),
+    (40, Sm90GemmConfig(64, 40, stream_k=True, turned=True)),
 )
+"""Of the last seven, four have sums in the ring, of one tile a cluster or two; some have N of 40 and 72."""
 
 
 @pytest.mark.parametrize(("m", "config"), FEW_ROWS, ids=str)
 def test_few_rows(m: int, config: Sm90GemmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weight's rows along the tile's M, with sums of pieces of K, in each way that they meet."""
     monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=6))
-    a, b = integers((m, 320), torch.bfloat16, seed=1), integers((200, 320), torch.bfloat16, seed=2).t()
+    a, b = integers((m, 328), torch.bfloat16, seed=1), integers((200, 328), torch.bfloat16, seed=2).t()
     bias = integers((200,), torch.bfloat16, seed=3)
     wide = torch.full((m + 8, 208), float("nan"), dtype=torch.bfloat16)
     with emulator.run(arch="sm_90a") as session:

@@ -103,6 +103,9 @@ def test_other_sm90_configurations(config: Sm90GemmConfig) -> None:
         (129, Sm90GemmConfig(64, 144, cluster_k=2, turned=True, l2_prefetch=True)),
         (200, Sm90GemmConfig(128, 208, cluster_k=4, turned=True)),
         (100, Sm90GemmConfig(192, 112, cluster_k=3, turned=True, l2_prefetch=True)),
+        (200, Sm90GemmConfig(192, 104, cluster_n=2, cluster_k=2, turned=True, l2_prefetch=True)),
+        (129, Sm90GemmConfig(64, 136, cluster_m=2, cluster_k=3, turned=True, l2_prefetch=True)),
+        (129, Sm90GemmConfig(192, 72, cluster_n=2, stream_k=True, turned=True)),
     ],
     ids=str,
 )

@@ -117,6 +117,8 @@ def test_k_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatch, blocks: bool) ->
     with emulator.run(arch="sm_90a") as session:
         for config in (Sm90GemmConfig(64, 16), Sm90GemmConfig(128, 32, overlap=not blocks)):
             scaled_cases.check_integers(300, 40, 640, "cpu", blocks, config=replace(config, cluster_k=2))
+        ring = Sm90GemmConfig(64, 128 if blocks else 72, cluster_k=2, turned=not blocks)
+        scaled_cases.check_integers(300 if blocks else 70, 70, 640, "cpu", blocks, config=ring)
     assert not session.reports
 
 
