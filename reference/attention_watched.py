@@ -35,6 +35,7 @@ class Walk:
     """Tiles of `queries` visit blocks of `keys`, from the last that any of their rows sees to the first.
 
     `rising`: but before them, from left to right, those behind the last block in which nothing is hidden.
+    With `edge_last` only the first of these is before them, and the others come last.
     Where `linear` is not 0, one of so many exponentials is linear between powers of two, in blocks after the
     first in which nothing is hidden.
     """
@@ -43,6 +44,7 @@ class Walk:
     keys: int
     linear: int = 0
     rising: bool = True
+    edge_last: bool = False
 
 
 def attention_fp8_watched(
@@ -79,7 +81,8 @@ def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk, edge: bool) ->
     seen_whole = (scores[:, :, :rows] > -math.inf).all(2).all(0).all(0).unflatten(0, (-1, walk.keys)).all(1)
     cut = len(list(itertools.takewhile(lambda block: not seen_whole[block], reversed(blocks))))
     end = len(blocks) - cut if walk.rising else len(blocks)
-    for number, block in enumerate(blocks[end:] + blocks[:end][::-1]):
+    behind = end + 1 if walk.edge_last else len(blocks)
+    for number, block in enumerate(blocks[end:behind] + blocks[:end][::-1] + blocks[behind:]):
         keys = slice(block * walk.keys, min((block + 1) * walk.keys, length))
         x, hidden = scores[..., block * walk.keys : (block + 1) * walk.keys], not bool(seen_whole[block])
         weights = _weights(x, reference, 0 if hidden else walk.linear)

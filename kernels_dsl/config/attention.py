@@ -282,13 +282,11 @@ def sm90_fp8_config(
         tile_n = 96
     if widest > 192 and (variant.changes_scores or tile_m == 64):
         tile_n = 96  # 128 keys would spill
-    # Causal tiles of few keys are 1 % faster without turns, longer and full ones slower.
-    short = tile_m == 192 and tile_n == 96 and plain and variant.right and 2048 <= extent.keys < 4096
     if by_block:
         tile_n = DESCALE_KEYS if tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2
     return Sm90AttentionConfig(
         tile_m, tile_n, d, dv, stages=3 if tile_n == 96 and tile_m == 192 else 2,
-        pingpong=widest <= 128 and not short, late_wait=wide and not watch, watch_sums=watch,
+        pingpong=widest <= 128, late_wait=wide and not watch, watch_sums=watch,
         linear_exps=3 if watch and widest <= 128 else 0,
     )  # fmt: skip
 

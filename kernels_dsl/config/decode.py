@@ -53,6 +53,9 @@ LEAST_MERGED_DIM = 64
 """Head dimension from which a thread's registers hold the sums of all groups."""
 LEAST_WHOLE_ROWS = 2048
 """Rows of a result from which the second kernel has no CTA for each: the GPU would run out of them."""
+FEW_MERGED_ROWS = 256
+"""Rows of a result up to which a thread of the second kernel may have registers for MOST_AT_ONCE vectors."""
+MOST_AT_ONCE = 16
 ARRIVALS = 4
 """Counters before those of the tiles: the first hands out items."""
 _MAX_STAGES = 4
@@ -117,7 +120,7 @@ class DecodeConfig:
     CTAs that load by TMA take items as they become free, by a counter; else every n-th. `hints`: before a CTA
     waits for the kernel before, it asks L2 for what it will probably load first. `merges`: the CTA that has
     the last split of a tile merges them all; else a second kernel does, with `whole_rows` by threads that
-    share no row's vector.
+    share no row's vector, else each thread with vectors of `at_once` splits at a time.
     """
 
     dim: int
@@ -136,6 +139,7 @@ class DecodeConfig:
     queued: bool = False
     hints: bool = False
     whole_rows: bool = False
+    at_once: int = 4
 
     @property
     def most_splits(self) -> int:

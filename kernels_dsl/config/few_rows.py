@@ -22,6 +22,9 @@ THIN, FEW, ONE_TILE, NARROW, MANY, MOST = 16, 64, 128, 144, 208, 256
 OVERLAPPED_TILES = 112
 """With more, the next kernel's CTAs beside a thin product's cost more than they bring."""
 LONG_K = 8192
+SHORT_K = 4096
+SHORT_RING = 10
+"""Stages of which an SM has room for two rings: with a short K the next kernel's CTA is there in time."""
 MIB = 1 << 20
 
 
@@ -139,32 +142,48 @@ def _up_to_16(rows: int) -> int:
 
 def _thin(matrix: Matrix) -> Sm90GemmConfig | None:
     """Of at most 16 rows."""
-    tile = Sm90GemmConfig(64, 16, l2_prefetch=True)
-    two = changed(tile, cluster_k=2)
+    tile = Sm90GemmConfig(64, 16, l2_prefetch=True, evict_first=True)
+    two, late = changed(tile, cluster_k=2), changed(tile, late=True)
     if matrix.paired and matrix.k * matrix.element_bytes >= 6144:
         large = matrix.bytes >= 48 * MIB and not matrix.third
         return two if large else changed(two, overlap=True)
     if matrix.tiles < ENOUGH_TILES:
         return None
-    if matrix.tiles <= OVERLAPPED_TILES:
+    if matrix.tiles <= OVERLAPPED_TILES and (matrix.paired or matrix.k > LONG_K):
         return changed(tile, overlap=True)
-    if matrix.little_over:
-        return changed(two, overlap=True)
-    return changed(tile, l2_prefetch=False) if matrix.little_left else changed(tile, late=True)
+    if matrix.k < SHORT_K and not matrix.fp8:
+        return changed(late, stages=SHORT_RING)
+    if matrix.tiles <= OVERLAPPED_TILES:
+        return changed(late, tile_m=128)
+    if matrix.fp8:
+        if matrix.little_over:
+            return changed(two, overlap=True)
+        return changed(tile, l2_prefetch=False) if matrix.little_left else late
+    return changed(late, tile_m=192) if matrix.little_over else changed(late, tile_k=128)
 
 
 def _few(whole: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:
     """Of 33 to 64 rows."""
-    two = changed(whole, cluster_k=2)
+    whole = changed(whole, evict_first=True)
+    two, late = changed(whole, cluster_k=2), changed(whole, late=True)
+    high = changed(late, tile_m=128)
     if matrix.third:
         return two
     if matrix.tiles < ENOUGH_TILES:
         return None
-    if matrix.little_over or (matrix.paired and matrix.bytes >= 32 * MIB):
+    if matrix.paired and matrix.bytes >= 32 * MIB:
         return two
+    if matrix.little_over:
+        return two if matrix.fp8 else high
     if matrix.waves(1) == 1 and matrix.tall > 1:
         return changed(whole, tile_m=192, cluster_k=matrix.tall)
-    return whole if matrix.little_left else changed(whole, late=True)
+    if matrix.little_left:
+        return whole
+    if matrix.waves(1) == 1 and matrix.tiles <= OVERLAPPED_TILES:
+        return late if matrix.paired else high
+    if matrix.fp8 or matrix.k < SHORT_K:
+        return late
+    return changed(high, cluster_k=2) if matrix.waves(1) == 1 or matrix.waves(2) > 2 else high
 
 
 def _one_tile(whole: Sm90GemmConfig, halves: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:

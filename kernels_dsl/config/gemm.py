@@ -56,6 +56,7 @@ class Sm90GemmConfig:
     loads are on their way: with `l2_prefetch` there too, HBM is read without a pause between them.
     `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
     where this one leaves SMs without work.
+    `evict_first`: lines of A, with `turned` of B, leave L2 before others, for an operand that is read once.
     """
 
     tile_m: int
@@ -75,6 +76,7 @@ class Sm90GemmConfig:
     cluster_k: int = 1
     overlap: bool = False
     late: bool = False
+    evict_first: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -84,6 +86,8 @@ class Sm90GemmConfig:
         """ "128x256 cluster 2x1 pingpong split 4", for names of kernels."""
         clusters = self.cluster_m * self.cluster_n > 1
         words = [f"{self.tile_m}x{self.tile_n}"]
+        words += [f"{self.tile_k} of K"] * (self.tile_k > 0)
+        words += [f"{self.stages} stages"] * (self.stages > 0)
         words += [f"cluster {self.cluster_m}x{self.cluster_n}"] * clusters
         words += [f"{self.cluster_k} along K"] * (self.cluster_k > 1)
         words += ["pingpong"] * (self.schedule is Schedule.PINGPONG)
@@ -94,6 +98,7 @@ class Sm90GemmConfig:
         words += ["l2-prefetch"] * self.l2_prefetch
         words += ["overlap"] * self.overlap
         words += ["late"] * self.late
+        words += ["evict-first"] * self.evict_first
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
 

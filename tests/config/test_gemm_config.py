@@ -282,13 +282,19 @@ def _of_few_rows(m: int, n: int, k: int, **changes: object) -> GemmProblem:
     [
         (4, 4096, 4096, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
         (4, 4096, 14336, Sm90GemmConfig(64, 16, cluster_k=2)),
+        (4, 5120, 8192, Sm90GemmConfig(128, 16, late=True)),
         (4, 5120, 25600, Sm90GemmConfig(64, 16, overlap=True)),
+        (4, 7168, 2048, Sm90GemmConfig(64, 16, stages=10, late=True)),
+        (4, 24576, 1536, Sm90GemmConfig(64, 16, stages=10, late=True)),
         (16, 2112, 7168, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
-        (16, 10240, 8192, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
-        (16, 28672, 4096, Sm90GemmConfig(64, 16, late=True)),
-        (33, 12288, 4096, Sm90GemmConfig(64, 48, turned=True, late=True)),
+        (16, 10240, 8192, Sm90GemmConfig(192, 16, late=True)),
+        (16, 28672, 4096, Sm90GemmConfig(64, 16, tile_k=128, late=True)),
+        (33, 12288, 4096, Sm90GemmConfig(128, 48, turned=True, late=True)),
+        (33, 24576, 1536, Sm90GemmConfig(64, 48, turned=True, late=True)),
+        (33, 57344, 8192, Sm90GemmConfig(128, 48, cluster_k=2, turned=True, late=True)),
         (64, 2112, 7168, Sm90GemmConfig(64, 64, turned=True, cluster_k=2)),
         (64, 5120, 25600, Sm90GemmConfig(192, 64, turned=True, cluster_k=4)),
+        (64, 51200, 5120, Sm90GemmConfig(64, 64, turned=True)),
         (100, 7168, 18432, Sm90GemmConfig(192, 112, turned=True, cluster_k=3)),
         (100, 10240, 8192, Sm90GemmConfig(192, 112, turned=True, cluster_k=2)),
         (100, 12288, 4096, Sm90GemmConfig(192, 64, cluster_n=2, turned=True)),
@@ -306,7 +312,7 @@ def _of_few_rows(m: int, n: int, k: int, **changes: object) -> GemmProblem:
 def test_few_rows_get_a_tile_of_their_own(m: int, n: int, k: int, tile: Sm90GemmConfig) -> None:
     """All rows or half of them are WGMMA's N, and the matrix's share out the SMs."""
     found = gemm_table.choose(_of_few_rows(m, n, k), H200, "sm90")
-    expected = replace(tile, l2_prefetch=True)
+    expected = replace(tile, l2_prefetch=True, evict_first=m <= 64)
     assert replace(found, raster_along_m=expected.raster_along_m, epi_tma=True) == expected
 
 

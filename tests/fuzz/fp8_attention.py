@@ -158,7 +158,7 @@ class AttentionCase:
         walk = None
         if self.config is not None or not maxima:
             config = self.config or cases.chosen(shapes, masking, device)
-            walk = cases.walk_of(config, self.lse)
+            walk = cases.walk_of(config, self.lse, causal=cases.is_causal(masking))
         lse = found[1] if self.lse else None
         check_attention((found[0], lse), exact, masking, self.masks.scale, walk)
 

@@ -10,6 +10,7 @@ those of steps. No step has both partial and whole blocks, so that the last one 
 place is taken by a block past all keys, which TMA fills with zeros without a read, and which is masked.
 """
 
+from enum import Enum
 from typing import NamedTuple
 
 import cutlass
@@ -19,6 +20,17 @@ from cutlass import Boolean, Int32
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.config.attention import AttentionVariant
+
+
+class RightEdge(Enum):
+    """Places in a walk of a range of the blocks that the mask's right edge cuts."""
+
+    FALLING = 0
+    """First, from right to left as all others."""
+    RISING = 1
+    """First, from left to right."""
+    LAST = 2
+    """The leftmost is first of all, the others come last, from left to right."""
 
 
 class Window(NamedTuple):
@@ -174,15 +186,18 @@ def block_at(
     at: QueryTile,
     lists: KeyLists | None,
     position: Int32,
-    rising: cutlass.Constexpr[bool] = False,
+    edge: cutlass.Constexpr[RightEdge] = RightEdge.FALLING,
 ) -> Int32:
-    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right.
-
-    `rising`: the blocks that the right edge cuts are walked from the left.
-    """
+    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right, but
+    for the blocks that the right edge cuts, which are where `edge` says."""
     if cutlass.const_expr(variant.lists is None):
         in_order = visit.last - position
-        if cutlass.const_expr(rising):
+        if cutlass.const_expr(edge is RightEdge.LAST):
+            others = cutlass.max(visit.right, 1) - 1
+            in_order = in_order - others
+            if position >= visit.count - others:
+                in_order = visit.last + 1 - visit.count + position
+        elif cutlass.const_expr(edge is RightEdge.RISING):
             if position < visit.right:
                 in_order = visit.last + 1 - visit.right + position
         return in_order
@@ -213,11 +228,11 @@ def blocks_at(
     at: QueryTile,
     lists: KeyLists | None,
     position: Int32,
-    rising: bool = False,
+    edge: RightEdge = RightEdge.FALLING,
 ) -> tuple[Int32, ...]:
     """The key tiles of the step at a position, `tile.joined` of them; otherwise as `block_at`."""
     if tile.joined == 1:
-        return (block_at(variant, visit, at, lists, position, rising),)
+        return (block_at(variant, visit, at, lists, position, edge),)
     return tuple(
         joined_block_at(variant, tile, visit, at, lists, position, part) for part in range(tile.joined)
     )

@@ -6,7 +6,7 @@ With multicast, each CTA of a cluster loads one slice of the tile into the share
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -96,15 +96,22 @@ def multicast_masks(
 
 
 def tile_loader(
-    atom: cute.CopyAtom, t_g: cute.Tensor, t_s: cute.Tensor, mask: cutlass.Int16 | None
+    atom: cute.CopyAtom,
+    t_g: cute.Tensor,
+    t_s: cute.Tensor,
+    mask: cutlass.Int16 | None,
+    evict_first: bool = False,
 ) -> Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None]:
     """`load(k_tile, stage, barrier)`: issues the copy of global tile `k_tile` into `stage`.
 
     `t_g` (TMA, restK) and `t_s` (TMA, stages) are partitions; `mask` names the CTAs of a multicast.
+    `evict_first`: nobody else reads the tiles.
     """
+    extra: dict[str, Any] = {} if mask is None else {"mcast_mask": mask}
+    if evict_first:
+        extra["cache_policy"] = cutlass.Int64(EVICT_FIRST)
 
     def load(k_tile: cutlass.Int32, stage: cutlass.Int32, barrier: cute.Pointer) -> None:
-        extra = {} if mask is None else {"mcast_mask": mask}
         cute.copy(atom, t_g[None, k_tile], t_s[None, stage], tma_bar_ptr=barrier, **extra)
 
     return load

@@ -5,6 +5,7 @@ from typing import Any
 
 import cutlass
 
+from kernels_dsl.blocks.attention.kv_blocks import RightEdge
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 
@@ -32,7 +33,7 @@ class DqSpec(QueryTileSpec):
 
     pack = 1
     joined = 1
-    rising = False
+    right_edge = RightEdge.FALLING
 
     @property
     def registers(self) -> Registers:

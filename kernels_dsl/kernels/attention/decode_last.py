@@ -201,13 +201,15 @@ def load_parts(spec: Spec, work: MergeWork, parts: RowParts, begin: Int32, into:
 def add_parts(parts: RowParts, begin: Int32, loaded: Loaded, sums: Sums, base: Float32):
     """Adds partial results of a row from number `begin` on, a multiple of the groups."""
     groups = cutlass.const_expr(cute.size(sums.weights))
-    for n in range_constexpr(cute.size(loaded.lse)):
+    weights = cute.make_rmem_tensor(cute.size(loaded.lse), Float32)
+    for n in range_constexpr(cute.size(weights)):  # not one after the other behind branches
+        weights[n] = cute.math.exp2(loaded.lse[n] - base, fastmath=True)
+    for n in range_constexpr(cute.size(weights)):
         if begin + n < parts.count:
             group = cutlass.const_expr(n % groups)
-            weight = cute.math.exp2(loaded.lse[n] - base, fastmath=True)
-            sums.weights[group] = sums.weights[group] + weight
+            sums.weights[group] = sums.weights[group] + weights[n]
             for i in range_constexpr(VECTOR):
-                sums.rows[i, group] = sums.rows[i, group] + weight * loaded.values[i, n]
+                sums.rows[i, group] = sums.rows[i, group] + weights[n] * loaded.values[i, n]
 
 
 @cute.jit

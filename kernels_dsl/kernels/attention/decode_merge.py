@@ -2,7 +2,7 @@
 
 A CTA has one query row. Groups of threads, each a vector of the row a thread, add every n-th split, and the
 first group adds the groups' sums. The first partial results of each group are asked for together with the
-log-sum-exps, from which all threads then find the splits' weights, in shared memory.
+log-sum-exps, which become the splits' weights in shared memory, each by one thread.
 """
 
 import math
@@ -30,8 +30,6 @@ from .decode_spec import DecodeSpec, Spec
 
 VECTOR = 4
 THREADS = 128
-AT_ONCE = 4
-"""Partial results of which a thread loads vectors at a time."""
 
 
 class MergeWork(NamedTuple):
@@ -97,7 +95,8 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     rows, begin = part_rows(spec, work, row), group
     if const_expr(spec.config.fixed):  # a split's group must not depend on the first one in view
         begin = (group + groups - row.first % groups) % groups
-    loaded = cute.make_rmem_tensor((VECTOR, AT_ONCE), Float32)
+    at_once = spec.config.at_once
+    loaded = cute.make_rmem_tensor((VECTOR, at_once), Float32)
     if group < groups:
         load_every(rows, vector, begin, splits, groups, loaded)
     if const_expr(spec.config.fixed):
@@ -107,19 +106,24 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
         s_lse[thread] = work.part_lse[row.part + thread * row.step]
     cute.arch.sync_threads()
     base = finite_or_zero(highest_of(work, head, s_lse, splits))
+    cute.arch.sync_threads()
+    # In their place: with more shared memory the CTA would not fit beside two that take items.
+    s_weights = s_lse
+    for n in cutlass.range(thread, splits, THREADS, unroll=1):
+        s_weights[n] = cute.math.exp2(s_lse[n] - base, fastmath=True)
+    cute.arch.sync_threads()
     total = row.spoilt
     sums = cute.make_rmem_tensor(VECTOR, Float32)
     sums.fill(0.0)
     if group < groups:
-        for first in cutlass.range(begin, splits, groups * AT_ONCE, unroll=1):
-            for i in range_constexpr(AT_ONCE):
+        for first in cutlass.range(begin, splits, groups * at_once, unroll=1):
+            for i in range_constexpr(at_once):
                 n = first + i * groups
                 if n < splits:
-                    weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
-                    total = total + weight
+                    total = total + s_weights[n]
                     for j in range_constexpr(VECTOR):
-                        sums[j] = sums[j] + weight * loaded[j, i]
-            load_every(rows, vector, first + groups * AT_ONCE, splits, groups, loaded)
+                        sums[j] = sums[j] + s_weights[n] * loaded[j, i]
+            load_every(rows, vector, first + groups * at_once, splits, groups, loaded)
         if vector == 0:
             s_total[group] = total
         for i in range_constexpr(VECTOR):
@@ -147,7 +151,7 @@ def load_every(
     rows: cute.Tensor, vector: Int32, begin: Int32, splits: Int32, step: cutlass.Constexpr, into: cute.Tensor
 ):
     """Loads a vector of every n-th partial result of a row from number `begin` on, as far as there are."""
-    for i in range_constexpr(AT_ONCE):
+    for i in range_constexpr(cute.size(into, mode=[1])):
         n = begin + i * step
         if n < splits:
             cute.autovec_copy(vector_at(rows, (n, vector * VECTOR), VECTOR), into[None, i])

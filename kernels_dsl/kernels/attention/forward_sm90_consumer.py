@@ -21,7 +21,7 @@ from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup as wgmma
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.kv_blocks import Visit, blocks_at, diagonal_shift, lacks_blocks
+from kernels_dsl.blocks.attention.kv_blocks import RightEdge, Visit, blocks_at, diagonal_shift, lacks_blocks
 from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, to_operand
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.softmax_steps import (
@@ -167,6 +167,9 @@ def compute_rows(spec: Spec, resources: Resources, states: KvState, output: Outp
     states = attend(spec, resources, states, site, scores)
     states = finish_output(spec, resources, states, site)
     staging = resources.tiles.o[None, None, None, site.warpgroup]  # (64, epi_n, stages)
+    if cutlass.const_expr(spec.right_edge is RightEdge.LAST):
+        # Addresses depend on the tile, or else the compiler keeps them in registers that steps need.
+        site = site._replace(thread=site.thread | (site.tile.at.m >> 31))
     store_output(spec, resources.mmas.out, fragments.out, output, staging, site)
     if cutlass.const_expr(spec.stage_in_q):
         epi.drain(spec.epilogue, site.thread)
@@ -240,8 +243,10 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site, scores
     wgmma.wait_group(0)
     release(rings.k, states.k)
     release_q(spec, rings.q, states.q, visit.count == 1)
-    blocks = blocks_at(spec.variant, spec.tile, visit, tile.at, work.lists, Int32(0), spec.rising)
+    blocks = blocks_at(spec.variant, spec.tile, visit, tile.at, work.lists, Int32(0), spec.right_edge)
     masked = first_is_masked(spec, visit)
+    if cutlass.const_expr(spec.right_edge is RightEdge.LAST):
+        masked = masked & edge_cuts(spec, site, blocks[0])
     softmax_step(spec, scores, fragments, ScoreBlock(tile, work, blocks), masked=masked, first=True)
     to_operand(scores, fragments.p)
     if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
@@ -252,8 +257,10 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site, scores
     right_end = cutlass.max(visit.right, 1)
     whole_end = cutlass.max(visit.right + visit.whole, 1)
     states = forget_stages(spec, states._replace(rescale=cutlass.Boolean(False)))
+    if cutlass.const_expr(spec.right_edge is RightEdge.LAST):
+        return walk_edge_last(spec, resources, states, site)
     seen_end = right_end
-    hides = spec.rising and spec.variant.right and spec.variant.lists is None
+    hides = spec.right_edge is RightEdge.RISING and spec.variant.right and spec.variant.lists is None
     if cutlass.const_expr(hides):
         seen_end = cutlass.max(cutlass.min(right_end, seen_blocks(spec, site)), 1)
     for position in cutlass.range(1, seen_end, unroll=1):
@@ -270,6 +277,59 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site, scores
 
 
 @cute.jit
+def walk_edge_last(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvState:
+    """`attend` after the first block, where the others that the right edge cuts come last."""
+    visit = site.tile.visit
+    masked_begin = visit.count + 1 - cutlass.max(visit.right, 1)
+    hidden_begin = visit.count - hidden_blocks(spec, site)
+    for position in cutlass.range(1, masked_begin, unroll=1):
+        states = step(spec, resources, states, site, position, False)
+    for position in cutlass.range(masked_begin, hidden_begin, unroll=1):
+        states = step(spec, resources, states, site, position, True)
+    for position in cutlass.range(hidden_begin, visit.count, unroll=1):
+        states = pass_scores(spec, resources.rings, states, site, position)
+    return states
+
+
+@cute.jit
+def pass_scores(spec: Spec, rings: Rings, states: KvState, site: Site, position: Int32) -> KvState:
+    """`step` of a last block that is hidden from this warpgroup: gives back K."""
+    rings.k.consumer_wait(states.k)
+    if cutlass.const_expr(spec.pingpong):
+        wait_turn(NamedBarrier.MMA_ORDER, site.warpgroup)
+        give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, site.warpgroup))
+    release(rings.k, states.k)
+    release_q(spec, rings.q, states.q, position == site.tile.visit.count - 1)
+    return states
+
+
+@cute.jit
+def pass_values(
+    ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState, count: Int32
+) -> pipeline.PipelineState:
+    """Gives back V of `count` blocks that are hidden from this warpgroup. Returns the next state."""
+    for _ in cutlass.range(count, unroll=1):
+        ring.consumer_wait(state)
+        state = release(ring, state)
+    return state
+
+
+def hidden_blocks(spec: ForwardSpec, site: Site) -> Int32:
+    """Number of those blocks that the right edge cuts, the first left out, of which no row of this warpgroup
+    sees a key."""
+    right = cutlass.max(site.tile.visit.right, 1)
+    return right - cutlass.max(cutlass.min(right, seen_blocks(spec, site)), 1)
+
+
+def edge_cuts(spec: ForwardSpec, site: Site, block: Int32) -> Boolean:
+    """True where the right edge, or the end of the keys, hides a key of `block` from a row of this warp."""
+    tile = site.tile
+    first_row = cute.arch.make_warp_uniform(tile.row) // spec.pack
+    last_key = first_row + diagonal_shift(spec.variant, tile.seq) + site.work.window.right
+    return cutlass.min(last_key, tile.visit.k_len - 1) < (block + 1) * spec.tile_n - 1
+
+
+@cute.jit
 def finish_output(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvState:
     """The last block's output, beside it the rows' factors, and the division of all."""
     fragments, ring = resources.fragments, resources.rings.v
@@ -283,7 +343,10 @@ def finish_output(spec: Spec, resources: Resources, states: KvState, site: Site)
         work = in_block_units(work, fragments)
     some_empty = close_rows(spec, fragments, site.tile, work)
     wgmma.wait_group(0)
-    states = KvState(states.q, states.k, release(ring, states.v))
+    v_state = release(ring, states.v)
+    if cutlass.const_expr(spec.right_edge is RightEdge.LAST):
+        v_state = pass_values(ring, v_state, hidden_blocks(spec, site))
+    states = KvState(states.q, states.k, v_state)
     divide_rows(fragments.out, fragments, some_empty)
     return states
 
@@ -418,7 +481,7 @@ def blocks_to_mask(
         needed = tile.visit.k_len % (split * spec.tile.keys) != 0
         needed = needed | lacks_blocks(spec.tile, tile.visit, position)
     if needed:
-        blocks = blocks_at(variant, spec.tile, tile.visit, tile.at, lists, position, spec.rising)
+        blocks = blocks_at(variant, spec.tile, tile.visit, tile.at, lists, position, spec.right_edge)
     return blocks
 
 

@@ -113,7 +113,7 @@ def load_tile(
     q_state, k_state, v_state = progress.states.q, progress.states.k, progress.states.v
     load = tile_loaders(spec, loads, shared.tiles, work, tile)
 
-    blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0), spec.rising)
+    blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0), spec.right_edge)
     if cutlass.const_expr(spec.q_stages > 1):  # its stage is empty, and Q is farther away than K
         q_state = put(q_ring, q_state, partial(load.q, at.m))
     k_state = put(k_ring, k_state, partial(load.k, blocks))
@@ -127,7 +127,7 @@ def load_tile(
         if cutlass.const_expr(shared.queue is not None):
             if position == ask_at:
                 asked = tile_queue.ask_number(work.counter)
-        next_blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position, spec.rising)
+        next_blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position, spec.right_edge)
         k_state = put(k_ring, k_state, partial(load.k, next_blocks))
         v_state = put(v_ring, v_state, partial(load.v, blocks))
         blocks = next_blocks

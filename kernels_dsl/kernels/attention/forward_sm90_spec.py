@@ -7,7 +7,7 @@ import cutlass
 from cutlass import Boolean
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from kernels_dsl.blocks.attention.kv_blocks import TileShape
+from kernels_dsl.blocks.attention.kv_blocks import RightEdge, TileShape
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
@@ -111,10 +111,18 @@ class ForwardSpec(QueryTileSpec):
     """Blocks of V in shared memory before they are transposed; 0: V arrives transposed."""
 
     @property
-    def rising(self) -> bool:
-        """True where blocks that the mask's right edge cuts are walked from the left: there a causal mask
-        leaves every row a key. A row without a key in its first block takes another reference in its next."""
-        return self.no_max and not self.varlen
+    def right_edge(self) -> RightEdge:
+        """Place in the walk of the blocks that the mask's right edge cuts.
+
+        Where sums are watched the leftmost is first: there a causal mask leaves every row a key, and a row
+        without one in its first block takes another reference in its next. LAST where that was measured to be
+        faster: a warpgroup that sees nothing of the last blocks is done earlier.
+        """
+        if not self.no_max or self.varlen:
+            return RightEdge.FALLING
+        tall = self.consumers == 3 and self.dim_v == 128
+        causal = self.variant.right and not self.variant.left and self.variant.lists is None
+        return RightEdge.LAST if tall and causal else RightEdge.RISING
 
     @property
     def skips_rows(self) -> bool:

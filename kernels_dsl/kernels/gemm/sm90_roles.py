@@ -209,8 +209,9 @@ class GemmRoles:
             m, n = tile.at.m * spec.cluster[0] + cta.m, tile.at.n * spec.cluster[1] + cta.n
             rows = all_rows if tile.group is None else rows_from(tile.group)
             a = tma.tile_loader(
-                load_a.atom, rows.tiles[None, m, None, tile.at.batch], all_rows.shared, a_mask
-            )
+                load_a.atom, rows.tiles[None, m, None, tile.at.batch], all_rows.shared, a_mask,
+                spec.evict_first,
+            )  # fmt: skip
             b = tma.tile_loader(load_b.atom, tBgB[None, n, None, tile.at.batch], tBsB, b_mask)
             return skeleton.load_stages(self.ring, state, tiles.k_range(tile), tma.both(a, b))
 

@@ -60,6 +60,7 @@ class GemmSpec(Warpgroups):
     cluster_k: int  # CTAs that share a tile's K, see `blocks.reduce.cluster_sums`
     overlap: bool  # a CTA has half of the SM
     late: bool  # the next kernel starts behind the last loads
+    evict_first: bool  # A's lines leave L2 first
 
     @property
     def cluster_rows(self) -> int:
@@ -175,4 +176,5 @@ def make_spec(
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
         l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k,
         overlap=config.overlap, late=config.late or config.overlap,
+        evict_first=config.evict_first,
     )  # fmt: skip

@@ -17,11 +17,13 @@ from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.config.decode import (
     ARRIVALS,
+    FEW_MERGED_ROWS,
     FIXED_SPLIT,
     LEAST_MERGED_DIM,
     LEAST_WHOLE_ROWS,
     MAX_FIXED_SPLITS,
     MAX_KEYS,
+    MOST_AT_ONCE,
     MOST_MERGED,
     DecodeConfig,
     decode_config,
@@ -144,11 +146,14 @@ class DecodeCall:
         few = splits * min(config.rows, self.together) <= MOST_MERGED
         return few and splits * self.tiles(config.rows) <= ctas
 
-    def whole_rows(self, config: DecodeConfig) -> bool:
-        """True where the kernel that merges should have a thread for each vector of a row."""
+    def merged_by(self, config: DecodeConfig) -> DecodeConfig:
+        """The same with the way in which a second kernel merges so many rows, as measured on Hopper."""
         rows = self.batch * self.q_len * self.heads
-        simple = not (self.packed or self.fixed or config.merges)
-        return simple and config.dim >= LEAST_MERGED_DIM and rows >= LEAST_WHOLE_ROWS
+        if self.packed or self.fixed or config.merges or config.dim < LEAST_MERGED_DIM:
+            return config
+        if rows <= FEW_MERGED_ROWS and most_splits(self.capacity, self.together) > MOST_AT_ONCE:
+            return replace(config, at_once=MOST_AT_ONCE)
+        return replace(config, whole_rows=rows >= LEAST_WHOLE_ROWS)
 
     @property
     def parts_each(self) -> int:
@@ -365,8 +370,8 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
     merges = decoded.merges(config, target.device.sm_count * config.ctas_per_sm)
     config = replace(config, merges=merges)
-    whole_rows = target.device.has_wgmma and decoded.whole_rows(config)  # elsewhere not measured
-    config = replace(config, whole_rows=whole_rows)
+    if target.device.has_wgmma:  # elsewhere not measured
+        config = decoded.merged_by(config)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:

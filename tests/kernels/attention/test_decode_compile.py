@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import LEAST_MERGED_DIM, DecodeConfig, decode_config, tma_config
+from kernels_dsl.config.decode import (
+    LEAST_MERGED_DIM,
+    MOST_AT_ONCE,
+    DecodeConfig,
+    decode_config,
+    tma_config,
+)
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving.decode_operation import FUNCTION
 
@@ -89,7 +95,8 @@ def compiled(
         q, config = q.flatten(0, 1), replace(config, tiled=True)
     else:
         merges = rows <= 16 and dim >= LEAST_MERGED_DIM
-        config = replace(config, merges=merges, whole_rows=not merges and dim >= LEAST_MERGED_DIM)
+        whole = not merges and dim >= LEAST_MERGED_DIM and name == "causal"
+        config = replace(config, merges=merges, whole_rows=whole, at_once=MOST_AT_ONCE)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
     arguments = (
         q, cache, cache, q, None, 1 << 20, 1 << 19, tensor(2, dtype=ints),

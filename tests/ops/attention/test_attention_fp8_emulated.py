@@ -83,6 +83,21 @@ def test_v_of_later_heads_beside_the_products(seed, monkeypatch):
     assert torch.equal(found, out)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "masking", "options"),
+    [
+        ((200, 330), Masking(right=0), {"causal": True}),  # blocks that the diagonal cuts are not aligned
+        ((200, 330), Masking(right=200), {"window": (-1, 200)}),  # it leaves the keys
+        ((200, 330), Masking(left=100, right=3), {"window": (100, 3)}),
+        ((250, 120), Masking(right=0), {"causal": True}),  # rows without a key
+    ],
+)
+def test_masked_blocks_of_tall_tiles(lengths, masking, options, seed):
+    """A causal tile visits those of its masked blocks last that some warpgroups see nothing of."""
+    config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3)
+    run(_shapes((1, 1), lengths, (128, 128)), seed, masking, lse=False, config=config, **options)
+
+
 def test_rows_that_attend_to_nothing(seed):
     out = run(_shapes((1, 1), (100, 40), (64, 64)), seed, Masking(right=0), causal=True)
     assert bool((out[:, :60] == 0).all())

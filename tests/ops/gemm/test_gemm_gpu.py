@@ -95,7 +95,11 @@ def test_other_sm90_configurations(config: Sm90GemmConfig) -> None:
     [
         (4, Sm90GemmConfig(64, 16, l2_prefetch=True, overlap=True)),
         (7, Sm90GemmConfig(64, 16, cluster_k=2, l2_prefetch=True, overlap=True)),
-        (16, Sm90GemmConfig(64, 16, l2_prefetch=True, late=True)),
+        (16, Sm90GemmConfig(64, 16, l2_prefetch=True, late=True, evict_first=True)),
+        (4, Sm90GemmConfig(64, 16, tile_k=128, l2_prefetch=True, late=True, evict_first=True)),
+        (4, Sm90GemmConfig(64, 16, stages=10, l2_prefetch=True, late=True, evict_first=True)),
+        (33, Sm90GemmConfig(128, 48, cluster_k=2, turned=True, late=True, evict_first=True)),
+        (64, Sm90GemmConfig(128, 64, cluster_m=2, turned=True, l2_prefetch=True, evict_first=True)),
         (129, Sm90GemmConfig(64, 144, cluster_k=2, turned=True, l2_prefetch=True)),
         (200, Sm90GemmConfig(128, 208, cluster_k=4, turned=True)),
         (100, Sm90GemmConfig(192, 112, cluster_k=3, turned=True, l2_prefetch=True)),

@@ -52,11 +52,10 @@ def memory(monkeypatch) -> torch.Tensor:
 
 
 def same(case: Paged, run: Any, memory: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, the same by one launch and by two, of which the second has two forms."""
-    forms = ((True, False), (False, False), (False, True))
-    one, *others = (
-        run(lambda: case.decode(**options), merges=merges, whole_rows=whole) for merges, whole in forms
-    )
+    """The result, the same by one launch and by two, of which the second has three forms."""
+    forms: tuple[dict[str, Any], ...] = ({"whole_rows": True}, {"at_once": 4}, {"at_once": 16})
+    one = run(lambda: case.decode(**options), merges=True)
+    others = [run(lambda: case.decode(**options), merges=False, **form) for form in forms]
     assert not memory.any()
     assert all(torch.equal(x, y) for other in others for x, y in zip(one, other))
     return one
@@ -105,6 +104,8 @@ def test_what_merges():
         config = decode_config(128, decoded.together, decoded.pack, H200)
         assert decoded.merges(config, 132 * config.ctas_per_sm) == wanted
         assert not replace(decoded, fixed=True).merges(config, 1 << 20)
-        assert not decoded.whole_rows(config)
+        assert decoded.merged_by(config) == replace(config, at_once=16 if length == 32768 else 4)
+        more = replace(decoded, batch=256 // (queries * heads) + 1)
+        assert more.merged_by(config) == replace(more, packed=True).merged_by(config) == config
         many = replace(decoded, batch=2047 // (queries * heads) + 1)
-        assert many.whole_rows(config) and not replace(many, packed=True).whole_rows(config)
+        assert many.merged_by(config) == replace(config, whole_rows=True)
