@@ -44,7 +44,8 @@ class Sm90BackwardConfig:
     computed, dK and dV are. `ctas`, 1 or 2, share a tile of keys. A CTA with 64 keys has a warpgroup for each
     product, one with 128 has 64 keys for each warpgroup, and may take `many_tiles`, one after another, as it
     becomes free. dQ is handed over in `sums_buffers` buffers of each warpgroup in shared memory; where there
-    is none it adds to the sums itself. `stores_first`: the first share of a query tile is stored, not added.
+    is none it adds to the sums itself; `many_tiles` needs one. `stores_first`: the first share of a query
+    tile is stored, not added.
 
     With 128 keys, `short_probs`: P is kept with 16 bits, not 32, until dS is computed. `v_registers`: so many
     columns of V, a multiple of 16, are in registers beside.

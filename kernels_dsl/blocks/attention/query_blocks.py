@@ -101,17 +101,21 @@ def entry_of(lists: QueryLists, at: KeyTile, place: Int32) -> Entry:
 
 @cute.jit
 def decode_key_tile(
-    index: Int32, tiles: KeyTiles, from_last: cutlass.Constexpr, heads_at_once: cutlass.Constexpr = 1
+    index: Int32,
+    tiles: KeyTiles,
+    from_last: cutlass.Constexpr,
+    heads_at_once: cutlass.Constexpr = 1,
+    tiles_at_once: cutlass.Constexpr = TILES_AT_ONCE,
 ) -> KeyTile:
     """Tile number `index`: those of up to `heads_at_once` heads follow one another, key tile by key tile, so
-    that their Q and dO are read from L2: of as many as have about a GPU's tiles together.
+    that their Q and dO are read from L2: of as many as have about `tiles_at_once` tiles together.
 
     Under a causal mask the first tiles of a head visit the most queries. `from_last`: the last comes first.
     """
     image = index // tiles.n
     n = index - image * tiles.n
     if cutlass.const_expr(heads_at_once > 1):
-        most = cutlass.max(cutlass.min(TILES_AT_ONCE // tiles.n, heads_at_once), 1)
+        most = cutlass.max(cutlass.min(tiles_at_once // tiles.n, heads_at_once), 1)
         first_head = image // most * most
         heads = cutlass.min(most, tiles.kv_heads * tiles.batch - first_head)
         place = index - first_head * tiles.n

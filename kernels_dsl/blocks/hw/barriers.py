@@ -29,12 +29,13 @@ class NamedBarrier(enum.IntEnum):
     """Ping-pong: the warpgroup whose turn it is to issue WGMMA."""
     CONSUMERS = 7
     """All consumer warpgroups of a CTA; one id."""
+    CLEARED = 6
+    """Two consumer warpgroups that clear rows of a stage together, of which a third need not know: the turn
+    that would be its own; one id."""
     GIVE = 8
-    """A consumer warpgroup and a warp that tells it that it may give."""
-    GIVEN = 11
+    """A consumer warpgroup and a warp that tells it that it may give; up to four buffers."""
+    GIVEN = 12
     """The same, when the warpgroup has given."""
-    CLEARED = 14
-    """Consumer warpgroups that clear rows of a stage together, of which others need not know; one id."""
 
 
 def fence_for_async_readers() -> None:

@@ -33,12 +33,13 @@ from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from kernels_dsl.blocks.schedule import item_queue
 
+from .backward_sm90_clear import clear_keys, clear_queries
 from .backward_sm90_cut import piece_of, store_piece
 from .backward_sm90_handoff import await_empty, before, give, give_back, in_exchange, other
 from .backward_sm90_outputs import Output, Outputs, image_of, store_rows
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_sums import await_turn, give_sums
+from .backward_sm90_sums import Share, await_all, give_share
 from .backward_sm90_tiles import for_each_tile
 from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, is_last, site_of
 from .backward_work import (
@@ -111,6 +112,8 @@ class States(NamedTuple):
     v: pipeline.PipelineState
     dq_keys: Int32
     """Stage of K for the next dQ, of the block before: of this tile's keys or of the last one's."""
+    number: Int32
+    """Number of that block among the query tiles."""
 
 
 @cute.jit
@@ -125,14 +128,14 @@ def consume(
     """Consumer warpgroup number `group`: 64 keys of each tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     parts = make_fragments(spec, shared.mmas, shared.tiles, group, thread)
-    states = States(consumer_state(spec.stages), consumer_state(2), consumer_state(1), Int32(0))
+    states = States(consumer_state(spec.stages), consumer_state(2), consumer_state(1), Int32(0), Int32(0))
     if cutlass.const_expr(spec.gives_q):
         give_zeros(spec, shared, group, thread)
     run = partial(compute_tile, spec, shared, parts, outputs, work, group)
     states = for_each_tile(spec, work, queue, states, run)
     if cutlass.const_expr(spec.gives_q):
-        give_last_dq(spec, shared, parts, states, group, thread)
-        await_turn(group)  # the last share is read: the other warp says so after each
+        give_last_dq(spec, shared, parts, work, states, group)
+        await_all(spec, group)  # the last share is read: the other warp says so after each
 
 
 @cute.jit
@@ -151,7 +154,8 @@ def consume_tile(
     parts = make_fragments(spec, mmas, tiles, group, site.thread)
     parts.dk.fill(0.0)
     parts.dv.fill(0.0)
-    states = States(consumer_state(spec.stages), consumer_state(1), consumer_state(1), Int32(0))
+    once, zero = consumer_state(1), Int32(0)
+    states = States(consumer_state(spec.stages), once, once, zero, zero)
     if job.walk.count > 0:
         rings.k.consumer_wait(states.k)
         rings.v.consumer_wait(states.v)
@@ -159,12 +163,12 @@ def consume_tile(
             clear_keys(spec, tiles, 0, site)
         if cutlass.const_expr(spec.v_registers):
             read_v(spec, mmas, tiles, parts, site)
-        rows = step_of_tile(spec, shared, parts, site, True, states.rows, first_visit(spec, site))
-        rows = for_each_block(
-            spec, site, rows, partial(step_of_tile, spec, shared, parts, site, False), skipped=1
-        )
+        step_once = partial(step_of_tile, spec, shared, parts, site)
+        rows, number = step_once(True, (states.rows, zero), first_visit(spec, site))
+        rows, number = for_each_block(spec, site, (rows, number), partial(step_once, False), skipped=1)
         if cutlass.const_expr(spec.gives_q):
-            give_last_dq(spec, shared, parts, states._replace(rows=rows), group, site.thread)
+            last = States(rows, once, once, zero, number)
+            give_last_dq(spec, shared, parts, work, last, group)
     if cutlass.const_expr(spec.gives_kv):
         if cutlass.const_expr(work.cut is None):
             store_tile(spec, shared, outputs, parts, site)
@@ -173,7 +177,7 @@ def consume_tile(
         else:
             store_tile(spec, shared, outputs, parts, site)
     if cutlass.const_expr(spec.gives_q):
-        await_turn(group)  # as above
+        await_all(spec, group)  # as above
 
 
 def read_v(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, parts: Fragments, site: Site) -> None:
@@ -203,12 +207,14 @@ def step_of_tile(
     parts: Fragments,
     site: Site,
     first: bool,
-    rows: pipeline.PipelineState,
+    state: tuple[pipeline.PipelineState, Int32],
     visit: Visit,
-) -> pipeline.PipelineState:
-    """`step` in a CTA that has one tile of keys."""
+) -> tuple[pipeline.PipelineState, Int32]:
+    """`step` in a CTA that has one tile of keys. `state`: see `States.rows` and `States.number`."""
     once = consumer_state(1)
-    return step(spec, shared, parts, site, first, States(rows, once, once, once.index), visit).rows
+    states = States(state[0], once, once, once.index, state[1])
+    states = step(spec, shared, parts, site, first, states, visit)
+    return states.rows, states.number
 
 
 @cute.jit
@@ -238,13 +244,13 @@ def compute_tile(
         states = for_each_block(spec, site, states, partial(step, spec, shared, parts, site, None))
         if cutlass.const_expr(not spec.gives_q):
             rings.k.consumer_release(states.k)
-        rows, k, v, dq_keys = states
+        rows, k, v, dq_keys, number = states
         k.advance()
         v.advance()
-        states = States(rows, k, v, dq_keys)
+        states = States(rows, k, v, dq_keys, number)
     elif cutlass.const_expr(spec.gives_q):
         # The warp that adds may be waiting for it, and there may be more such tiles than the queue holds.
-        give_last_dq(spec, shared, parts, states, group, site.thread)
+        give_last_dq(spec, shared, parts, work, states, group)
     if cutlass.const_expr(spec.gives_kv):
         store_rows(spec, outputs.dv, parts.dv, Float32(1.0), site)
         store_rows(spec, outputs.dk, parts.dk, work.scores.scale, site)
@@ -302,7 +308,7 @@ def step(
     takes many.
     """
     rings, mmas, tiles, many = shared.rings, shared.mmas, shared.tiles, spec.many_tiles
-    state, k, v, dq_keys = states
+    state, k, v, dq_keys, number = states
     stage, gives_q = state.index, spec.gives_q and not first
     here, last = in_exchange(state, many), before(state, many)
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
@@ -356,14 +362,14 @@ def step(
             if dq_keys != k.index:  # it was the last block of another tile
                 rings.k.consumer_release(other(k))
         rings.do.consumer_release(state)
-        give_sums(tiles, parts.dq, site.group, site.thread)
+        give_share(spec, tiles, parts.dq, site.work, Share(state.count - 1, number, site.group))
         warpgroup.wait_group(0)
     else:
         warpgroup.wait_group(0)
         rings.do.consumer_release(state)
     rings.q.consumer_release(state)
     state.advance()
-    return States(state, k, v, k.index)
+    return States(state, k, v, k.index, visit.number)
 
 
 def issue_d_probs(mmas: Mmas, d_probs: cute.Tensor, parts: Fragments, stage: Int32) -> None:
@@ -393,13 +399,18 @@ def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState, st
 
 @cute.jit
 def give_last_dq(
-    spec: cutlass.Constexpr, shared: Shared, parts: Fragments, states: States, group: Int32, thread: Int32
+    spec: cutlass.Constexpr,
+    shared: Shared,
+    parts: Fragments,
+    work: BackwardWork,
+    states: States,
+    group: Int32,
 ):
     """Gives dQ of the last block, if there was one, where no step does. The next step gives it again."""
     if states.rows.count > 0:
         issue_dq(shared, parts, before(states.rows, spec.many_tiles), states.dq_keys)
         warpgroup.wait_group(0)
-        give_sums(shared.tiles, parts.dq, group, thread)
+        give_share(spec, shared.tiles, parts.dq, work, Share(states.rows.count - 1, states.number, group))
 
 
 @cute.jit
@@ -498,45 +509,6 @@ def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> Non
     for c in range(cute.size(view, mode=[1])):
         for r in range(cute.size(view, mode=[0])):
             d_view[r, c] = view[r, c].to(Float32) * (d_view[r, c] - columns[c])
-
-
-@cute.jit
-def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32 | int, site: Site):
-    """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN."""
-    first = site.job.seq.k_len - site.start
-    other = first
-    if cutlass.const_expr(spec.ctas > 1):
-        other = site.job.seq.k_len - (site.start ^ spec.cta_keys)
-    if cutlass.min(first, other) < spec.cta_keys:
-        for tile in (tiles.k[None, None, stage], tiles.v[None, None, 0]):
-            clear_rows(tile, cutlass.max(first, 0), site, spec.consumers)
-        if cutlass.const_expr(spec.ctas > 1):
-            clear_rows(tiles.k[None, None, 1], cutlass.max(other, 0), site, spec.consumers)
-        fence_for_async_readers()
-        sync_consumers(spec.consumers)
-
-
-@cute.jit
-def clear_queries(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32, site: Site, block: Int32):
-    """The same for rows of Q and dO after a sequence's last query."""
-    first = site.job.seq.q_len - block * spec.tile_q
-    if first < spec.tile_q:
-        for tile in (tiles.q, tiles.do):
-            clear_rows(tile[None, None, stage], first, site, CONSUMERS)
-        fence_for_async_readers()
-        # Not the barrier of all consumers: the role of dQ may be at its end, and wait there.
-        cute.arch.barrier(
-            barrier_id=int(NamedBarrier.CLEARED), number_of_threads=CONSUMERS * WARPGROUP_THREADS
-        )
-
-
-@cute.jit
-def clear_rows(tile: cute.Tensor, first: Int32, site: Site, groups: cutlass.Constexpr):
-    """Sets rows of a tile (rows, columns) from `first` on to 0, a row for each of `groups` warpgroups."""
-    rows, columns = cute.size(tile, mode=[0]), cute.size(tile, mode=[1])
-    for row in cutlass.range(first + site.group, rows, groups, unroll=1):
-        for column in cutlass.range(site.thread, columns, WARPGROUP_THREADS, unroll=1):
-            tile[row, column] = tile.element_type(0.0)
 
 
 def row_values(values: cute.Tensor, place: Int32, first: int, count: int) -> cute.Tensor:

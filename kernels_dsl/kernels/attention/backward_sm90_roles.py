@@ -27,10 +27,9 @@ from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, fence_for_async_re
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
+from .backward_sm90_clear import clear_keys, clear_queries
 from .backward_sm90_consumer import (
     Mmas,
-    clear_keys,
-    clear_queries,
     operand_registers,
     query_values,
     slopes_of_scores,
@@ -44,7 +43,7 @@ from .backward_sm90_outputs import Output
 from .backward_sm90_pair import await_incoming, give_back_to_both, make_incoming
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
-from .backward_sm90_sums import add_vectors, await_turn, buffer_of, give_sums, pass_turn
+from .backward_sm90_sums import add_vectors, await_all, await_turn, buffer_of, give_sums, pass_turn
 from .backward_sm90_visits import Site, Visit, for_each_block
 from .backward_work import vector_pointer
 
@@ -259,8 +258,7 @@ def compute_dq(spec: cutlass.Constexpr, role: Role):
         role.rings.v.consumer_wait(consumer_state(1))
         clear_keys(spec, role.tiles, 0, role.site)
     for_each_block(spec, role.site, consumer_state(spec.stages), partial(dq_of, spec, role))
-    for i in cutlass.range_constexpr(spec.sums_buffers):
-        await_turn(buffer_of(spec, Int32(0), i))  # the last parts are read: the other warp says so after each
+    await_all(spec, Int32(0))  # the last parts are read: the other warp says so after each
     sync_consumers(spec.consumers)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
+from kernels_dsl.blocks.attention.query_blocks import TILES_AT_ONCE
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
@@ -92,6 +93,16 @@ class BackwardSpec:
         that wait for their turn have started after those that they wait for, in either order.
         """
         return self.deterministic and self.variant.right and self.variant.lists is None
+
+    @property
+    def tiles_at_once(self) -> int:
+        """Key tiles of the heads that start side by side: about as many as a GPU runs at a time.
+
+        Where tiles of a head wait for each other's turn, the last of those that start together waits for all
+        others, at first and at the end. Twice as many heads halve that: narrow ones, all of which fit L2.
+        """
+        chained = self.deterministic and not (self.from_last or self.roles)
+        return TILES_AT_ONCE * 2 if chained and self.tile_q > 64 else TILES_AT_ONCE
 
     @property
     def shares(self) -> int:

@@ -6,10 +6,12 @@ one have added, and lets the next one do so once its own sums are in memory. So 
 nor for its turn, unless all buffers are full.
 
 Where shared memory has no place for a part, the warpgroup adds from registers, in its turn: the warp only
-waits for it and passes it on.
+waits for it and passes it on. In any order it may do so in place of the warp, too: that takes 64 KB less of
+shared memory's bandwidth a step.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -25,7 +27,16 @@ from .backward_sm90_producer import SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_tiles import for_each_tile
 from .backward_sm90_visits import Site, Visit, for_each_block, site_of
-from .backward_work import SHARE_THREADS, TURN_WORDS, VECTOR, BackwardWork, KeyJob, add_vector, turn_of
+from .backward_work import (
+    SHARE_THREADS,
+    TURN_WORDS,
+    VECTOR,
+    BackwardWork,
+    KeyJob,
+    add_vector,
+    turn_of,
+    vector_pointer,
+)
 
 THREADS = WARPGROUP_THREADS + 32
 """A warpgroup and the warp that adds for it."""
@@ -181,6 +192,27 @@ def buffer_of(spec: BackwardSpec, group: Int32, number: Int32 | int) -> Int32:
     return group * spec.sums_buffers + number % spec.sums_buffers
 
 
+class Share(NamedTuple):
+    """A warpgroup's share of dQ: how many of them came before, its query tile and its warpgroup."""
+
+    count: Int32
+    number: Int32
+    group: Int32
+
+
+@cute.jit
+def give_share(
+    spec: cutlass.Constexpr, tiles: SharedTiles, dq: cute.Tensor, work: BackwardWork, share: Share
+):
+    """Hands over a warpgroup's dQ, or adds it to the sums where there is no buffer for it."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    if cutlass.const_expr(spec.sums_buffers):
+        give_sums(tiles, dq, buffer_of(spec, share.group, share.count), thread)
+    else:
+        place = share.number * spec.shares + share.group
+        add_vectors(vector_pointer(spec.sums, work.sums.dq, place, thread), dq)
+
+
 @cute.jit
 def give_sums(tiles: SharedTiles, dq: cute.Tensor, buffer: Int32, thread: Int32):
     """Hands a part of a warpgroup's dQ, in its accumulators, to the warp that adds it."""
@@ -217,6 +249,12 @@ def await_given(buffer: Int32):
 def await_turn(buffer: Int32):
     """Blocks a warpgroup until it may give a part in `buffer`."""
     cute.arch.barrier(barrier_id=int(NamedBarrier.GIVE) + buffer, number_of_threads=THREADS)
+
+
+def await_all(spec: BackwardSpec, group: Int32) -> None:
+    """Blocks a warpgroup until all that it gave is read."""
+    for i in range(spec.sums_buffers):
+        await_turn(buffer_of(spec, group, i))
 
 
 @cute.jit

@@ -27,7 +27,7 @@ from .backward_work import BackwardWork, KeyJob, key_job
 
 def tile_of(spec: BackwardSpec, work: BackwardWork, number: Int32) -> KeyTile:
     """Tile number `number` in the order of their start."""
-    return decode_key_tile(number, work.tiles, spec.from_last, HEADS_AT_ONCE)
+    return decode_key_tile(number, work.tiles, spec.from_last, HEADS_AT_ONCE, spec.tiles_at_once)
 
 
 def job_of(spec: BackwardSpec, work: BackwardWork, at: KeyTile) -> KeyJob:

@@ -51,9 +51,10 @@ BLOCK_STEP = 64
 """Sizes of listed blocks are multiples of this: the least tile of the kernels."""
 SHORT = 1024
 """Keys at which a query tile has few shares of dQ."""
-LONG_WALK, LONG_WALK_FULL, LONG_WALK_NARROW = 4608, 3072, 2304
+LONG_WALK, LONG_WALK_CAUSAL, LONG_WALK_FULL, LONG_WALK_NARROW = 4608, 1536, 3072, 2304
 """Most query rows that a tile of keys is seen by where a CTA takes tile after tile, as measured on an H200;
-the second without a mask, the third with 128 queries a step, at head dimensions up to 64."""
+the second under a causal mask where it else has V in registers, the third without a mask, the last with 128
+queries a step, at head dimensions up to 64."""
 KEYS_OF_A_TILE = 128
 MAX_CTAS = 2**31 - 1
 MAX_GRID = 65535
@@ -144,6 +145,7 @@ def choose(
     if isinstance(config, Sm90BackwardConfig):
         config = replace(config, many_tiles=takes_many_tiles(call, config))
         config = replace(config, stores_first=stores_first(call, config), **kept_operands(call, config))
+        config = replace(config, sums_buffers=buffers_of_sums(call, config))
         if not needs.q:  # CTAs share a tile for the sake of dQ
             config = replace(config, tile_k=config.cta_keys, ctas=1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
@@ -165,8 +167,14 @@ def takes_many_tiles(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     H200, by how long a tile's walk is."""
     if config.cta_keys == 64:
         return False
-    most = LONG_WALK if call.variant.right or call.variant.left else LONG_WALK_FULL
-    return walk_rows(call) <= (LONG_WALK_NARROW if config.tile_q > 64 else most)
+    variant, most = call.variant, LONG_WALK
+    if config.tile_q > 64:
+        most = LONG_WALK_NARROW
+    elif not (variant.right or variant.left):
+        most = LONG_WALK_FULL
+    elif not variant.left and fits_registers(call, config):
+        most = LONG_WALK_CAUSAL
+    return walk_rows(call) <= most
 
 
 def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
@@ -179,11 +187,26 @@ def stores_first(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
     return config.deterministic or (config.many_tiles and few)
 
 
+def fits_registers(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
+    """Says whether there are registers for half of V, for which P has 16 bits: at head dimension 128 where no
+    functions or masks of single scores need them."""
+    return config.cta_keys == config.dim == config.dim_v == 128 and not call.variant.by_elements
+
+
 def kept_operands(call: AttentionCall, config: Sm90BackwardConfig) -> dict[str, Any]:
-    """Half of V in registers, for which P has 16 bits, where a CTA has one tile of head dimension 128 and no
-    functions or masks of single scores need them: as measured on an H200."""
-    fits = config.cta_keys == config.dim == config.dim_v == 128 and not call.variant.by_elements
-    return {"short_probs": True, "v_registers": 64} if fits and not config.many_tiles else {}
+    """Half of V in registers, where a CTA has one tile: as measured on an H200."""
+    fits = fits_registers(call, config) and not config.many_tiles
+    return {"short_probs": True, "v_registers": 64} if fits else {}
+
+
+def buffers_of_sums(call: AttentionCall, config: Sm90BackwardConfig) -> int:
+    """Buffers of a warpgroup's dQ in shared memory. Where CTAs have one tile of 128 keys, as measured on an
+    H200: in any order none beside V in registers, whose warpgroups add to the sums themselves; in a fixed one
+    two with 128 queries a step."""
+    plain = config.cta_keys == 128 and not (config.many_tiles or call.variant.by_elements)
+    if plain and config.v_registers and call.block is None and not config.deterministic:
+        return 0
+    return 2 if plain and config.tile_q > 64 and config.deterministic else config.sums_buffers
 
 
 def is_by_queries(call: AttentionCall, config: BackwardConfig) -> bool:

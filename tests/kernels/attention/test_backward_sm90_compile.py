@@ -40,6 +40,10 @@ WINDOW = AttentionVariant(right=True, left=True)
 def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed, many_tiles):
     kept = {} if many_tiles or dims != (128, 128) else {"short_probs": True, "v_registers": 64}
     config = replace(sm90_backward_config(*dims, deterministic), many_tiles=many_tiles, **kept)
+    if kept and not deterministic:
+        config = replace(config, sums_buffers=0)
+    elif dims == (64, 64) and deterministic and not many_tiles:
+        config = replace(config, sums_buffers=2)
     lead = (512,) if packed else (2, 256)
     tensors = (_meta(*lead, 4, dim) for dim in (*dims[:1] * 2, dims[1], dims[1], *dims))
     rows, tiles = 4 * 512 + 128, 4 * 10

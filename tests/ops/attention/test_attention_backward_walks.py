@@ -15,6 +15,7 @@ from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 WINDOW = AttentionOptions(causal=True, window=(1024, 0))
 CAUSAL = AttentionOptions(causal=True)
 FULL = AttentionOptions()
+CAPPED = AttentionOptions(causal=True, softcap=30.0)
 
 
 def _call(length, heads, kv_heads, dim, options):
@@ -27,10 +28,12 @@ def _call(length, heads, kv_heads, dim, options):
     ("length", "heads", "dim", "options", "rows", "many"),
     [
         (1024, (16, 16), 128, FULL, 1024, True),
-        (4096, (16, 16), 128, CAUSAL, 2048, True),
+        (2048, (16, 16), 128, CAUSAL, 1024, True),
+        (4096, (16, 16), 128, CAUSAL, 2048, False),
+        (4096, (16, 16), 128, CAPPED, 2048, True),  # no registers for V
         (2048, (16, 16), 128, FULL, 2048, True),
         (4096, (16, 16), 128, FULL, 4096, False),
-        (8192, (16, 16), 128, CAUSAL, 4096, True),
+        (8192, (16, 16), 128, CAUSAL, 4096, False),
         (16384, (16, 16), 128, CAUSAL, 8192, False),
         (32768, (32, 8), 128, WINDOW, 4 * 1152, True),
         (4096, (32, 32), 64, CAUSAL, 2048, True),
@@ -61,6 +64,28 @@ def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
 def test_sums_that_are_cleared(length, dim, deterministic, cleared):
     call = _call(length, 16, 16, dim, FULL)
     assert choose(call, H200, deterministic, Needs(), None).clears_sums == cleared
+
+
+@pytest.mark.parametrize(
+    ("length", "dim", "options", "deterministic", "buffers"),
+    [
+        (16384, 128, FULL, True, 1),
+        (16384, 128, FULL, False, 0),  # added from registers
+        (4096, 128, CAUSAL, False, 0),
+        (1024, 128, FULL, True, 1),  # tile after tile
+        (4096, 64, FULL, True, 2),
+        (4096, 64, FULL, False, 1),
+        (16384, 128, CAPPED, True, 1),
+    ],
+)
+def test_buffers_of_sums(length, dim, options, deterministic, buffers):
+    call = _call(length, 16, 16, dim, options)
+    assert choose(call, H200, deterministic, Needs(), None).sums_buffers == buffers
+
+
+def test_lists_are_summed_in_a_buffer():
+    found = replace(_call(16384, 16, 16, 128, FULL), block=(128, 128))
+    assert choose(found, H200, False, Needs(), None).sums_buffers == 1
 
 
 @pytest.mark.parametrize(
