@@ -70,8 +70,14 @@ class Rates:
     large_cluster: float
 
 
-BF16 = Rates(4.23, 17.6, 1.62, 2.07, 1.42, 1.1, 0.82, 1.47, 7.42, 1.33, 0.03)
-FP8 = Rates(4.40, 12.6, 1.72, 2.28, 1.51, 4.7, 0.40, 1.69, 7.25, 0.12, 1.65)
+BF16 = Rates(
+    memory=4.23, l2=17.6, clocks=1.62, instruction=2.07, load=1.42, stage=1.1,
+    enough=0.82, shared_k=1.47, stream_k=7.42, loaded_along_m=1.33, large_cluster=0.03,
+)  # fmt: skip
+FP8 = Rates(
+    memory=4.40, l2=12.6, clocks=1.72, instruction=2.28, load=1.51, stage=4.7,
+    enough=0.40, shared_k=1.69, stream_k=7.25, loaded_along_m=0.12, large_cluster=1.65,
+)  # fmt: skip
 
 
 def tile_for_many_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None:
