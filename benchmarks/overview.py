@@ -15,7 +15,8 @@ from benchmarks.harness import Row
 class Line:
     """A line of the table: a suite, and the peer it is compared with.
 
-    peer: a competitor of the suite; None is the fastest foreign one of each row, which `against` names.
+    peer: a competitor of the suite; None is the fastest foreign one of each row, which `against` names. Rows
+    of `gemm_small` know their best peer: there it is their kind.
     """
 
     suite: str
@@ -29,6 +30,8 @@ BEST = "the best of cuDNN, FA2, flash-attn-4"
 LINES = (
     Line("gemm_bf16", "dense GEMM, bf16", "gemm", "the best of cuBLAS and quack"),
     Line("gemm_bf16_ragged", "dense GEMM, ragged sizes", "gemm", "cuBLAS"),
+    Line("gemm_small", "GEMM of 1 to 256 rows, bf16", "gemm", "the best of cuBLAS and cuBLASLt", "bf16"),
+    Line("gemm_small", "fp8 GEMM of 1 to 256 rows", "fp8_gemm", "cuBLASLt", "tensor"),
     Line("attention_forward", "attention forward, bf16", "attention", BEST),
     Line("attention_small", "attention, small launches", "attention", BEST),
     Line("attention_backward", "attention backward, bf16", "attention", BEST),
@@ -67,6 +70,9 @@ def _ratios(path: Path, peer: str | None) -> tuple[dict[str, Any], list[tuple[fl
         facts, rows = harness.read(path)
         named = [(_ratio(row, peer), row.title) for row in rows]
         return facts, [(ratio, title) for ratio, title in named if ratio is not None]
+    if stored["suite"] == "gemm_small":
+        kind = [row for row in stored["rows"] if row["kind"] == peer and "ratio" in row]
+        return stored["header"], [(row["ratio"], f"{row['m']}×{row['n']}×{row['k']}") for row in kind]
     cases = ratio_plot.of_decoding(stored["rows"])
     return stored["header"], [(case.ratios[peer], case.title) for case in cases if peer in case.ratios]
 
