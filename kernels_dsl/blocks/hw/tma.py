@@ -32,7 +32,7 @@ class Partition(NamedTuple):
 
 def make_load_atom(
     tensor: cute.Tensor,
-    smem_layout: cute.ComposedLayout,
+    smem_layout: cute.Layout | cute.ComposedLayout,
     tile: tuple[int, ...],
     multicast: int = 1,
     whole: bool = False,
@@ -55,16 +55,20 @@ def make_load_atom(
     )
 
 
-def first_stage(layout: cute.ComposedLayout) -> cute.ComposedLayout:
-    """The layout (..., stages) of a stage.
+def first_stage(layout: cute.Layout | cute.ComposedLayout) -> cute.Layout | cute.ComposedLayout:
+    """The layout of a stage, of one of (..., stages).
 
     A slice of it with its swizzle would end the compiler's process where tiles have an odd number of 8 rows.
     """
     modes = (None,) * (cute.rank(layout) - 1)
+    if not isinstance(layout, cute.ComposedLayout):
+        return cute.slice_(layout, (*modes, 0))
     return cute.make_composed_layout(layout.inner, layout.offset, cute.slice_(layout.outer, (*modes, 0)))
 
 
-def make_store_atom(tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaCopy:
+def make_store_atom(
+    tensor: cute.Tensor, smem_layout: cute.Layout | cute.ComposedLayout, tile: tuple[int, int]
+) -> TmaCopy:
     """Stores of `tile` to `tensor` (M, N, L), which write nothing outside of it."""
     one_stage = first_stage(smem_layout)
     return TmaCopy(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one_stage, tile))
