@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from benchmarks import overview, overview_plot, ratio_plot
 
+ROOT = Path(__file__).parents[2]
+OF_THE_README = {
+    "attention forward, bf16": "forward {:.2f} × the best",
+    "attention backward, bf16": "backward {:.2f} ×",
+    "dense GEMM, bf16": "bf16 {:.2f} × the best",
+    "dense GEMM, ragged sizes": "{:.2f} × cuBLAS at ragged sizes",
+    "fp8 GEMM, all kinds of scales": "fp8 {:.2f} × cuBLASLt",
+    "GEMM of 1 to 256 rows, bf16": "at 1 to 256 rows bf16 {:.2f} ×",
+    "fp8 GEMM of 1 to 256 rows": ", fp8 {:.2f} ×;",
+    "block-sparse GEMM": "{:.2f} × PyTorch's",
+    "decoding from paged caches": "{:.2f} × FlashAttention-3",
+}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _summary(what: str, *ratios: float) -> overview.Summary:
     line = overview.Line("suite", what, "page", "a `peer` & others")
     return overview.Summary(line, [(ratio, f"case {i} <m>") for i, ratio in enumerate(ratios)])
+
+
+def test_the_readmes_figures_are_those_of_the_results():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    found, _ = overview.summaries(ROOT / "benchmarks" / "results" / "h200")
+    means = {summary.line.what: summary.mean for summary in found}
+    figures = [words.format(means[what]) for what, words in OF_THE_README.items()]
+    stale = [figure for figure in figures if figure not in text]
+    assert not stale
 
 
 def test_dots_lie_at_their_ratios():
