@@ -119,12 +119,7 @@ def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | 
     rows, matrix = few
     if rows <= THIN:
         return _thin(matrix)
-    whole = Sm90GemmConfig(64, _up_to_16(rows), turned=True, l2_prefetch=True)
-    return _few(whole, matrix) if rows <= FEW else None
-
-
-def _up_to_16(rows: int) -> int:
-    return -(-rows // 16) * 16
+    return _few(rows, matrix) if rows <= FEW else None
 
 
 def _thin(matrix: Matrix) -> Sm90GemmConfig | None:
@@ -149,9 +144,9 @@ def _thin(matrix: Matrix) -> Sm90GemmConfig | None:
     return changed(late, tile_m=192) if matrix.little_over else changed(late, tile_k=128)
 
 
-def _few(whole: Sm90GemmConfig, matrix: Matrix) -> Sm90GemmConfig | None:
-    """Of 33 to 64 rows."""
-    whole = changed(whole, evict_first=True)
+def _few(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
+    """Of 17 to 64 rows."""
+    whole = Sm90GemmConfig(64, -(-rows // 16) * 16, turned=True, l2_prefetch=True, evict_first=True)
     two, late = changed(whole, cluster_k=2), changed(whole, late=True)
     high = changed(late, tile_m=128)
     if matrix.third:

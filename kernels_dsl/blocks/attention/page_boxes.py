@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 
 from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.hw import tma
@@ -121,7 +121,7 @@ def box_loader(
 ) -> LoadBox:
     """Loads of one head's boxes to `places` (rows, width, column blocks, places). `evict_first`: nobody reads
     the keys again soon."""
-    policy = {"cache_policy": Int64(tma.EVICT_FIRST)} if evict_first else {}
+    policy = tma.cache_policy(evict_first)
     part = partition_of_head(load, tile, places, head)
 
     def load_box(page: Int32, number: Int32, place: Int32, barrier: cute.Pointer) -> None:

@@ -115,6 +115,11 @@ def multicast_masks(
     return mask(1), mask(0)
 
 
+def cache_policy(evict_first: bool) -> dict[str, Any]:
+    """Keywords of a copy whose lines leave L2 first, if so."""
+    return {"cache_policy": cutlass.Int64(EVICT_FIRST)} if evict_first else {}
+
+
 def tile_loader(
     atom: cute.CopyAtom,
     t_g: cute.Tensor,
@@ -127,9 +132,7 @@ def tile_loader(
     `t_g` (TMA, restK) and `t_s` (TMA, stages) are partitions; `mask` names the CTAs of a multicast.
     `evict_first`: nobody else reads the tiles.
     """
-    extra: dict[str, Any] = {} if mask is None else {"mcast_mask": mask}
-    if evict_first:
-        extra["cache_policy"] = cutlass.Int64(EVICT_FIRST)
+    extra = cache_policy(evict_first) | ({} if mask is None else {"mcast_mask": mask})
 
     def load(k_tile: cutlass.Int32, stage: cutlass.Int32, barrier: cute.Pointer) -> None:
         cute.copy(atom, t_g[None, k_tile], t_s[None, stage], tma_bar_ptr=barrier, **extra)

@@ -262,7 +262,7 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site, scores
     seen_end = right_end
     hides = spec.right_edge is RightEdge.RISING and spec.variant.right and spec.variant.lists is None
     if cutlass.const_expr(hides):
-        seen_end = cutlass.max(cutlass.min(right_end, seen_blocks(spec, site)), 1)
+        seen_end = seen_blocks(spec, site)
     for position in cutlass.range(1, seen_end, unroll=1):
         states = step(spec, resources, states, site, position, True)
     if cutlass.const_expr(hides):
@@ -317,8 +317,7 @@ def pass_values(
 def hidden_blocks(spec: ForwardSpec, site: Site) -> Int32:
     """Number of those blocks that the right edge cuts, the first left out, of which no row of this warpgroup
     sees a key."""
-    right = cutlass.max(site.tile.visit.right, 1)
-    return right - cutlass.max(cutlass.min(right, seen_blocks(spec, site)), 1)
+    return cutlass.max(site.tile.visit.right, 1) - seen_blocks(spec, site)
 
 
 def edge_cuts(spec: ForwardSpec, site: Site, block: Int32) -> Boolean:
@@ -421,11 +420,13 @@ def step(
 
 
 def seen_blocks(spec: ForwardSpec, site: Site) -> Int32:
-    """Number of those blocks that the right edge cuts in which any row of this warpgroup sees a key."""
+    """Number of those blocks that the right edge cuts in which any row of this warpgroup sees a key, and the
+    first."""
     tile = site.tile
     last_row = tile.at.m * spec.tile_m + site.warpgroup * WGMMA_M + WGMMA_M - 1
     last = last_row // spec.pack + diagonal_shift(spec.variant, tile.seq) + site.work.window.right
-    return last // spec.tile_n + tile.visit.right - tile.visit.last
+    seen = last // spec.tile_n + tile.visit.right - tile.visit.last
+    return cutlass.max(cutlass.min(cutlass.max(tile.visit.right, 1), seen), 1)
 
 
 @cute.jit
