@@ -157,6 +157,9 @@ class Sm80BackwardConfig:
     the columns of dK and dV, of 16 keys each. Then `dim` and `dim_v` are multiples of 32 times the warps that
     have the same keys, and `tile_q` is 32 or 64.
 
+    `by_gradients`: half of the warps compute P and dV of their keys, half dS and dK. There are eight then, Q
+    and dO have two buffers, and `dim` is `dim_v`.
+
     `passes`: a warp computes scores of its queries in so many parts, one after another, each with its shares
     of dV and dK: fewer accumulators at a time. By columns that holds for those that compute P.
     """
@@ -176,6 +179,7 @@ class Sm80BackwardConfig:
     tile_q: int = 64
     by_columns: bool = False
     passes: int = 1
+    by_gradients: bool = False
 
     family = "sm80"
     row_tile = 64
@@ -227,9 +231,10 @@ def sm80_backward_config(
     listed block, a multiple of 64, of which the tile's must be a divisor. `d_mask`: the gradient of the mask
     is stored, which takes registers. `packed`: so do packed sequences.
     """
-    if not (by_elements or d_mask or packed):
+    if not (by_elements or d_mask):
         for config, ctas in _sm80_tall_warps(dim, dim_v, deterministic):
             fits = ctas * (config.smem_bytes + RESERVED_SMEM) <= smem_bytes + RESERVED_SMEM
+            fits = fits and (config.by_gradients or not packed)
             if fits and block_k % config.tile_k == 0:
                 return config
     if max(dim, dim_v) > (64 if d_mask else 128):
@@ -251,11 +256,15 @@ def _sm80_tall_warps(dim: int, dim_v: int, deterministic: bool) -> list[tuple[Sm
     elements: of an operand of 16 rows that is a read for two instructions, of 32 rows one for four. No
     register is left for anything else.
     """
+    narrow = tuple(-(-x // 32) * 32 for x in (dim, dim_v))
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
     choices: list[tuple[int, dict[str, Any]]] = []  # CTAs an SM, fields
     if d == dv == 64 and max(dim, dim_v) > 32:
         pair = {"tile_k": 128, "warps": 4, "passes": 2}
         choices = [(2, pair), (1, {"tile_k": 128, "ahead": 0})]
+    elif narrow in ((96, 96), (128, 128)):
+        d, dv = narrow
+        choices = [(1, {"tile_k": 128, "by_gradients": True})]
     elif {d, dv} <= {128, 256} and max(d, dv) == 256:
         columns: dict[str, Any] = {"tile_k": 64, "by_columns": True, "ahead": 0}
         choices = [(1, columns), (1, {**columns, "q_stages": 1, "do_stages": 1})]

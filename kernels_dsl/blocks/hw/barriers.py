@@ -35,7 +35,7 @@ class NamedBarrier(enum.IntEnum):
     GIVE = 8
     """A consumer warpgroup and a warp that tells it that it may give; up to four buffers."""
     GIVEN = 12
-    """The same, when the warpgroup has given."""
+    """The same, when the warpgroup has given; or a warp and the one that it gives P, up to four pairs."""
 
 
 def fence_for_async_readers() -> None:

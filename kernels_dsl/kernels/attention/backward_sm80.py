@@ -2,12 +2,13 @@
 log-sum-exp.
 
 A CTA keeps a tile of keys and walks the query blocks that see them, of all query heads that share the keys.
-All of its warps play the same role. Each has 16 keys and holds dK and dV of them in registers; where shared
-memory has no room for more keys, two warps have the same keys and half of the queries each, and add up at the
-end. Scores are computed transposed, so that P and dS come out of the accumulators as the register operand of
-dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, which sums over all keys.
+Its warps have 16 or 32 keys each. In most tiles all play the same role and hold dK and dV of their keys in
+registers; where shared memory has no room for more keys, two warps have the same keys and half of the queries
+each, and add up at the end. (Others: `backward_sm80_gradients`, `backward_sm80_columns`.) Scores are computed
+transposed, so that P and dS come out of the accumulators as the register operand of dV += P^T dO and
+dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, which sums over all keys.
 
-A step, for one query block:
+A step of warps with the same role, for one query block:
 
     S^T = K Q^T, dP^T = V dO^T | P = exp2(S - lse), dV += P^T dO | dS = P (dP - row sum), dK += dS^T Q
     dS to shared memory, barrier | copies of a later block start | dQ = dS K, to memory

@@ -20,10 +20,10 @@ from kernels_dsl.blocks.hw.swizzled_rows import RowsTile, store_rows
 
 from .backward_sm80_copies import Gradients, Memory, Site, Step, Tensors, start_next_copies
 from .backward_sm80_products import (
-    add_dq,
     compute_d_probs,
     compute_probabilities,
     from_shared,
+    give_dq,
     give_mask_gradient,
     load_scores,
     multiply,
@@ -91,13 +91,7 @@ def step_by_columns(
     cute.arch.sync_threads()
     start_next_copies(spec, memory, work, site, now)
     if cutlass.const_expr(config.gives_q):
-        dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
-        dq.fill(0.0)
-        operand_a = from_shared(spec, readers.dq_ds, ds, spec.dq_rows)
-        multiply(
-            spec, dq, operand_a, readers.dq_k, memory.base, spec.tile_k // 16, stride=spec.dq_column_warps
-        )
-        add_dq(spec, work, site, now, dq)
+        give_dq(spec, memory, work, site, now)
 
 
 def finish_by_columns(

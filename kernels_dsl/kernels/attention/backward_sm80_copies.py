@@ -142,6 +142,22 @@ def step_in_range(walk: QueryWalk, now: Step) -> Step:
     return Step(head, block, now.number + 1, now.count)
 
 
+def preceding(work: BackwardWork, job: KeyJob, now: Step) -> Step:
+    """The step before `now`, which is not the first."""
+    if work.lists is not None:
+        return listed_step(work, job, now.number - 1)
+    return step_back(job.walk, now)
+
+
+@cute.jit
+def step_back(walk: QueryWalk, now: Step) -> Step:
+    """The step before `now`: the block before, or the last one of the head before."""
+    head, block = now.head, now.block - 1
+    if now.block == walk.first:
+        head, block = now.head - 1, walk.end - 1
+    return Step(head, block, now.number - 1, now.count)
+
+
 @cute.jit
 def listed_step(work: BackwardWork, job: KeyJob, number: Int32) -> Step:
     """Step `number` of a key tile whose query blocks are listed; of none after the last."""
@@ -225,6 +241,12 @@ def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, targe
     if thread < spec.rows_bytes // 16:
         vector = source.iterator + Int64(number) * spec.tile_q + thread * 4
         cp_async(shared_pointer(Float32, target + thread * 16, 16), vector.align(16), 16, Int32(16))
+
+
+def ds_of(spec: BackwardSpec, memory: Memory, number: Int32) -> Int32:
+    """Address of dS of a step; by columns one buffer has dS, and the other P."""
+    ds = memory.base + spec.ds_offset
+    return ds if spec.config.by_columns else ds + number % spec.config.ds_stages * spec.ds_tile.bytes
 
 
 def number_of(spec: BackwardSpec, work: BackwardWork, site: Site, at: Step) -> Int32:

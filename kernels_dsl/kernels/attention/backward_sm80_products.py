@@ -15,7 +15,7 @@ from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
 from kernels_dsl.blocks.hw.swizzled_rows import MatrixReader, RowsTile, shared_pointer
 
-from .backward_sm80_copies import Memory, Site, Step, number_of, query_of
+from .backward_sm80_copies import Memory, Site, Step, ds_of, number_of, preceding, query_of
 from .backward_sm80_spec import BackwardSpec
 from .backward_work import SHARE_THREADS, VECTOR, BackwardWork, add_vector, score_step, turn_of
 
@@ -200,6 +200,23 @@ def slope_in_shared(
         pair.store(pair.load() * stored.load().to(Float32))
         stored.store(pair.load().to(spec.dtype))
         cute.autovec_copy(stored, place)
+
+
+def give_dq(spec: BackwardSpec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
+    """This warp's part of dQ of one query block, from dS of all keys, to the sums in global memory."""
+    dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
+    dq.fill(0.0)
+    operand_a = from_shared(spec, memory.readers.dq_ds, ds_of(spec, memory, at.number), spec.dq_rows)
+    steps, stride = spec.tile_k // 16, spec.dq_column_warps
+    multiply(spec, dq, operand_a, memory.readers.dq_k, memory.base, steps, stride)
+    add_dq(spec, work, site, at, dq)
+
+
+@cute.jit
+def give_last_dq(spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, now: Step):
+    """The same of the block before, if there is one."""
+    if now.number > 0:
+        give_dq(spec, memory, work, site, preceding(work, site.job, now))
 
 
 @cute.jit

@@ -55,7 +55,8 @@ class BackwardSpec:
     @property
     def score_warps(self) -> int:
         """Warps that compute P; where columns are shared, as many others compute dS."""
-        return self.config.warps // 2 if self.config.by_columns else self.config.warps
+        halves = self.config.by_columns or self.config.by_gradients
+        return self.config.warps // 2 if halves else self.config.warps
 
     @property
     def query_warps(self) -> int:
@@ -191,8 +192,8 @@ def make_spec(
 ) -> BackwardSpec:
     """Completes a configuration. ValueError names what does not fit."""
     keys = config.warps * config.warp_keys
-    least = 2 * config.tile_k if config.by_columns else config.tile_k
-    allowed = (least, 2 * least)
+    least = 2 * config.tile_k if config.by_columns or config.by_gradients else config.tile_k
+    allowed = (least,) if config.by_gradients else (least, 2 * least)
     if config.warp_keys not in (16, 32) or keys not in allowed:
         raise ValueError(
             f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each; it must "
@@ -202,6 +203,11 @@ def make_spec(
         raise ValueError(
             f"q_stages and do_stages are {config.q_stages} and {config.do_stages}, must be 1 or 2, and of dO "
             "not more than of Q"
+        )
+    if config.by_gradients and (config.dim != config.dim_v or not config.copies_ahead or config.warps != 8):
+        raise ValueError(
+            f"dim and dim_v are {config.dim} and {config.dim_v}; with a gradient for each warp they must be "
+            "equal, with eight warps and two buffers of Q and dO"
         )
     spec = BackwardSpec(config, dtype, variant, varlen)
     if spec.warp_queries % (16 * config.passes):

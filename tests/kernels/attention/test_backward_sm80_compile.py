@@ -108,6 +108,8 @@ TALL_WARPS = [
     ("sm_89", (64, 64), 160, 72),
     ("sm_90a", (256, 256), 448, 200),
     ("sm_80", (256, 256), 448, 200),
+    ("sm_90a", (128, 128), 768, 288),
+    ("sm_80", (96, 96), 576, 248),
 ]
 
 
@@ -125,6 +127,10 @@ def test_32_keys_a_warp(arch, dims, products, reads):
 def test_what_takes_registers_has_warps_of_16_keys():
     for options in ({"by_elements": True}, {"packed": True}, {"d_mask": True}, {"block_k": 64}):
         assert sm80_backward_config(64, 64, True, **options).warp_keys == 16
+    smem_bytes = DEVICES_BY_ARCH["sm_80"].smem_bytes
+    assert sm80_backward_config(128, 128, True, smem_bytes, packed=True).by_gradients
+    assert not sm80_backward_config(128, 128, True, smem_bytes, by_elements=True).by_gradients
+    assert not sm80_backward_config(128, 96, True, smem_bytes).by_gradients
     assert (
         sm80_backward_config(192, 128, True).warp_keys == sm80_backward_config(32, 32, True).warp_keys == 16
     )
@@ -156,6 +162,7 @@ def test_chosen_tiles_fit():
         (Sm80BackwardConfig(96, 64, 64), "tile_k is 96 for 8 warps with 16 keys each"),
         (Sm80BackwardConfig(128, 64, 64, q_stages=1), "q_stages and do_stages are 1 and 2"),
         (Sm80BackwardConfig(128, 256, 256, tile_q=32, by_columns=True), "half or a quarter by columns"),
+        (Sm80BackwardConfig(128, 128, 96, warp_keys=32, by_gradients=True), "dim and dim_v are 128 and 96"),
     ],
 )
 def test_impossible_tiles_are_named(config, message):

@@ -201,7 +201,10 @@ def test_packed(seed):
     _check(actual, expected, peer)
 
 
-@pytest.mark.parametrize(("dim", "arch"), [(64, "sm_90a"), (64, "sm_89"), (256, "sm_90a"), (256, "sm_80")])
+@pytest.mark.parametrize(
+    ("dim", "arch"),
+    [(64, "sm_90a"), (64, "sm_89"), (96, "sm_80"), (128, "sm_90a"), (256, "sm_90a"), (256, "sm_80")],
+)
 def test_32_keys_a_warp(dim, arch, seed):
     """Two query heads a KV head, key tiles of which the last is cut, several steps each: causal in order,
     which has equal bits in both runs, and full in any order."""
@@ -210,7 +213,7 @@ def test_32_keys_a_warp(dim, arch, seed):
         variant, masking = AttentionVariant(right=deterministic), Masking(right=right)
         config = sm80_backward_config(dim, dim, deterministic, DEVICES_BY_ARCH[arch].smem_bytes)
         assert config.warp_keys == 32
-        keys = 2 * config.tile_k + 13 if dim < 256 else config.tile_k + 13
+        keys = 2 * config.tile_k + 13 if dim == 64 else config.tile_k + 13
         inputs = _inputs((1, 150, keys), (2, 1), (dim, dim), dtype, seed)
         found = _dense(inputs, config, variant, masking, arch=arch)
         if deterministic:
