@@ -231,10 +231,9 @@ def sm80_backward_config(
     listed block, a multiple of 64, of which the tile's must be a divisor. `d_mask`: the gradient of the mask
     is stored, which takes registers. `packed`: so do packed sequences.
     """
-    if not (by_elements or d_mask):
+    if not (by_elements or d_mask or packed):
         for config, ctas in _sm80_tall_warps(dim, dim_v, deterministic):
             fits = ctas * (config.smem_bytes + RESERVED_SMEM) <= smem_bytes + RESERVED_SMEM
-            fits = fits and (config.by_gradients or not packed)
             if fits and block_k % config.tile_k == 0:
                 return config
     if max(dim, dim_v) > (64 if d_mask else 128):

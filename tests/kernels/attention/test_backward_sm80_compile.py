@@ -128,8 +128,9 @@ def test_what_takes_registers_has_warps_of_16_keys():
     for options in ({"by_elements": True}, {"packed": True}, {"d_mask": True}, {"block_k": 64}):
         assert sm80_backward_config(64, 64, True, **options).warp_keys == 16
     smem_bytes = DEVICES_BY_ARCH["sm_80"].smem_bytes
-    assert sm80_backward_config(128, 128, True, smem_bytes, packed=True).by_gradients
-    assert not sm80_backward_config(128, 128, True, smem_bytes, by_elements=True).by_gradients
+    assert sm80_backward_config(128, 128, True, smem_bytes).by_gradients
+    for options in ({"by_elements": True}, {"packed": True}):
+        assert not sm80_backward_config(128, 128, True, smem_bytes, **options).by_gradients
     assert not sm80_backward_config(128, 96, True, smem_bytes).by_gradients
     assert (
         sm80_backward_config(192, 128, True).warp_keys == sm80_backward_config(32, 32, True).warp_keys == 16
