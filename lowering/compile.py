@@ -235,6 +235,7 @@ def _announced(name: str, arch: str, afterwards: str) -> Iterator[float]:
         yield started
     finally:
         timer.cancel()
+        timer.join()  # or the interpreter could end while the thread does
         seconds = time.perf_counter() - started
         if seconds > ANNOUNCE_SECONDS and not said.is_set():
             # The compiler held the interpreter lock throughout, so the timer had no chance to speak.

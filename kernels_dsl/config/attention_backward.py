@@ -8,6 +8,9 @@ from kernels_dsl.config.attention_sm80 import RESERVED_SMEM
 from kernels_dsl.config.problem import H200
 from lowering.records import frozen
 
+CUT_WARPS = 8
+"""Warps that have keys of a tile whose walk is cut: a count for each."""
+
 
 @frozen
 class SumsOfTile:

@@ -333,7 +333,7 @@ def test_a_short_compile_is_silent(monkeypatch, caplog):
     monkeypatch.setattr("lowering.compile.ANNOUNCE_SECONDS", 100.0)
     with caplog.at_level(logging.WARNING, "lowering"):
         compile_affine()
-    assert caplog.text == ""
+    assert caplog.text == "" and threading.active_count() == 1
 
 
 def test_a_kernel_inside_a_function_with_its_closure():

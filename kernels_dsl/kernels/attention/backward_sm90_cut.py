@@ -14,14 +14,12 @@ from cutlass import Boolean, Float32, Int32
 from kernels_dsl.blocks.attention.query_blocks import QueryWalk
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import choose
+from kernels_dsl.config.attention_backward import CUT_WARPS
 
 from .backward_sm90_outputs import Outputs, store_rows
-from .backward_sm90_spec import CONSUMERS, BackwardSpec
+from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_visits import Site
 from .backward_work import VECTOR, BackwardWork, Cut, KeyJob
-
-WARPS = CONSUMERS * WARPGROUP_THREADS // 32
-"""Warps that have keys of a tile: a count for each."""
 
 
 class Piece(NamedTuple):
@@ -40,7 +38,7 @@ def with_cut(work: BackwardWork, cut: tuple[cute.Tensor, cute.Tensor, Int32] | N
     if cut is None:
         return work
     sums, counts, pieces = cut
-    return work._replace(cut=Cut(sums, counts, pieces, work.tiles.size - counts.shape[0] // WARPS))
+    return work._replace(cut=Cut(sums, counts, pieces, work.tiles.size - counts.shape[0] // CUT_WARPS))
 
 
 def count_ctas(work: BackwardWork) -> Int32:
@@ -96,7 +94,7 @@ def store_piece(
     cute.arch.sync_warp()
     earlier = Int32(0)
     if cute.arch.lane_idx() == 0:
-        count = cut.counts.iterator + (tile * WARPS + warp)
+        count = cut.counts.iterator + (tile * CUT_WARPS + warp)
         earlier = cute.arch.atomic_add(count, Int32(1), sem="acq_rel", scope="gpu")
     earlier = cute.arch.shuffle_sync(earlier, 0)
     if earlier == cut.pieces - 1:

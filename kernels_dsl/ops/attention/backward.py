@@ -116,11 +116,11 @@ def why_not(call: AttentionCall, target: Target) -> str | None:
     return why_not_variant(call)
 
 
-def choose(
+def choose_tile(
     call: AttentionCall, device: Device, deterministic: bool, needs: Needs, family: str | None
 ) -> BackwardConfig:
-    """The configuration for a call: of the fastest family of kernels that the device has, whose tiles divide
-    listed blocks. `family`: that of the forward pass where it is forced; "sm80" is then that of this one."""
+    """The tile for a call: of the fastest family of kernels that the device has, whose tiles divide listed
+    blocks. `family`: that of the forward pass where it is forced; "sm80" is then that of this one."""
     config: BackwardConfig
     hopper = device.families()[0] == "sm90"
     block_q, block_k = call.block or (128, 128)
@@ -142,12 +142,22 @@ def choose(
             call.packed,
         )
         config = replace(config, sums_vector=4 if hopper else 1)
+    return config if needs.q else alone(config)
+
+
+def alone(config: BackwardConfig) -> BackwardConfig:
+    """The tile where no dQ is summed: CTAs share a tile for its sake."""
+    if isinstance(config, Sm90BackwardConfig):
+        return replace(config, tile_k=config.cta_keys, ctas=1)
+    return config
+
+
+def complete(config: BackwardConfig, call: AttentionCall, needs: Needs) -> BackwardConfig:
+    """The configuration of a call with the tile of `choose_tile`."""
     if isinstance(config, Sm90BackwardConfig):
         config = replace(config, many_tiles=takes_many_tiles(call, config))
         config = replace(config, stores_first=stores_first(call, config), **kept_operands(call, config))
         config = replace(config, sums_buffers=buffers_of_sums(call, config))
-        if not needs.q:  # CTAs share a tile for the sake of dQ
-            config = replace(config, tile_k=config.cta_keys, ctas=1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
@@ -307,13 +317,13 @@ class BackwardPlan:
         if reason is not None:
             raise ValueError(reason)
         self.call, self.needs = call, needs
-        self.config = choose(call, target.device, deterministic, needs, family)
-        if not deterministic and is_faster_in_order(call, self.config):
-            deterministic = True
-            self.config = choose(call, target.device, deterministic, needs, family)
-        self.dq_config = choose_dq(call, self.config, deterministic, needs)
+        config = choose_tile(call, target.device, deterministic, needs, family)
+        in_order = deterministic or is_faster_in_order(call, config)
+        self.dq_config = choose_dq(call, config, in_order, needs)
+        of_keys = needs
         if self.dq_config is not None:
-            self.config = choose(call, target.device, False, replace(needs, q=False), family)
+            in_order, of_keys, config = False, replace(needs, q=False), alone(config)
+        self.config = complete(replace(config, deterministic=in_order), call, of_keys)
         steps = [prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)]
         self.steps: list[Step | None] | None = steps if any(steps) else None
         self.sums_q = needs.q and self.dq_config is None

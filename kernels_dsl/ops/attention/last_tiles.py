@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from kernels_dsl.config.attention_backward import Sm90BackwardConfig
+from kernels_dsl.config.attention_backward import CUT_WARPS, Sm90BackwardConfig
 from kernels_dsl.ops.attention.arguments import AttentionCall
 
-WARPS = 8
-"""Warps that have keys of a tile: a count for each."""
 MOST_PIECES = 16
 MOST_ON_AN_SM = 4
 """Pieces of all tiles for each SM: they are memory, 66 MiB at most on an H200."""
@@ -36,7 +34,7 @@ class LastTiles(NamedTuple):
     def memory(self, device: torch.device) -> Cut:
         """New memory for a launch."""
         sums = torch.empty(self.tiles * self.pieces * self.elements, dtype=torch.float32, device=device)
-        return sums, torch.zeros(self.tiles * WARPS, dtype=torch.int32, device=device), self.pieces
+        return sums, torch.zeros(self.tiles * CUT_WARPS, dtype=torch.int32, device=device), self.pieces
 
 
 def cuts_last(call: AttentionCall, config: Sm90BackwardConfig) -> bool:

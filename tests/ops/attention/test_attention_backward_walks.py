@@ -9,7 +9,14 @@ import torch
 
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionOptions
-from kernels_dsl.ops.attention.backward import Needs, choose, described, is_faster_in_order, walk_rows
+from kernels_dsl.ops.attention.backward import (
+    Needs,
+    choose_tile,
+    complete,
+    described,
+    is_faster_in_order,
+    walk_rows,
+)
 from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 
 WINDOW = AttentionOptions(causal=True, window=(1024, 0))
@@ -22,6 +29,10 @@ def _call(length, heads, kv_heads, dim, options):
     q = torch.empty(1, length, heads, dim, dtype=torch.bfloat16, device="meta")
     k, v = (torch.empty(1, length, kv_heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
     return described(AttentionArguments(q, k, v, options))
+
+
+def _choose(call, deterministic):
+    return complete(choose_tile(call, H200, deterministic, Needs(), None), call, Needs())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +55,7 @@ def _call(length, heads, kv_heads, dim, options):
 def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
     call = _call(length, *heads, dim, options)
     assert walk_rows(call) == rows
-    assert choose(call, H200, True, Needs(), None).many_tiles == many
+    assert _choose(call, True).many_tiles == many
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,7 @@ def test_how_long_a_walk_is(length, heads, dim, options, rows, many):
 )
 def test_sums_that_are_cleared(length, dim, deterministic, cleared):
     call = _call(length, 16, 16, dim, FULL)
-    assert choose(call, H200, deterministic, Needs(), None).clears_sums == cleared
+    assert _choose(call, deterministic).clears_sums == cleared
 
 
 @pytest.mark.parametrize(
@@ -80,12 +91,12 @@ def test_sums_that_are_cleared(length, dim, deterministic, cleared):
 )
 def test_buffers_of_sums(length, dim, options, deterministic, buffers):
     call = _call(length, 16, 16, dim, options)
-    assert choose(call, H200, deterministic, Needs(), None).sums_buffers == buffers
+    assert _choose(call, deterministic).sums_buffers == buffers
 
 
 def test_lists_are_summed_in_a_buffer():
     found = replace(_call(16384, 16, 16, 128, FULL), block=(128, 128))
-    assert choose(found, H200, False, Needs(), None).sums_buffers == 1
+    assert _choose(found, False).sums_buffers == 1
 
 
 @pytest.mark.parametrize(
@@ -99,14 +110,14 @@ def test_lists_are_summed_in_a_buffer():
 )
 def test_tiles_whose_walks_are_cut(length, options, tiles, pieces):
     call = _call(length, 16, 16, 128, options)
-    found = last_tiles(call, choose(call, H200, True, Needs(), None), H200.sm_count)
+    found = last_tiles(call, _choose(call, True), H200.sm_count)
     assert found == (LastTiles(tiles, pieces, 128 * 256) if tiles else None)
 
 
 def test_lists_are_not_cut():
     """The walk of a tile over lists is not a range of query blocks."""
     found = replace(_call(16384, 16, 16, 128, FULL), block=(128, 128))
-    config = choose(found, H200, False, Needs(), None)
+    config = _choose(found, False)
     assert not config.many_tiles
     assert last_tiles(found, config, H200.sm_count) is None
 
@@ -124,4 +135,4 @@ def test_lists_are_not_cut():
 )
 def test_where_a_fixed_order_is_the_faster_one(length, heads, dim, options, faster):
     call = _call(length, *heads, dim, options)
-    assert is_faster_in_order(call, choose(call, H200, False, Needs(), None)) == faster
+    assert is_faster_in_order(call, _choose(call, False)) == faster

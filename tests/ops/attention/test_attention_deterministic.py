@@ -34,13 +34,13 @@ def modes(monkeypatch) -> list[bool]:
 
 
 def test_a_forced_family_is_that_of_the_gradients_too(monkeypatch, seed):
-    families, choose = [], backward.choose
+    families, choose = [], backward.choose_tile
 
     def recorded(*arguments: Any) -> backward.BackwardConfig:
         families.append(choose(*arguments).family)
         return choose(*arguments)
 
-    monkeypatch.setattr(backward, "choose", recorded)
+    monkeypatch.setattr(backward, "choose_tile", recorded)
     with emulator.run(arch="sm_90a"):
         check_gradients(leaves((2, 1), (40, 50), (32, 32), seed), Masking(), family="sm80")
     assert families == ["sm80"]
