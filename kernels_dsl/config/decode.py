@@ -58,6 +58,8 @@ FEW_MERGED_ROWS = 256
 MOST_AT_ONCE = 16
 ARRIVALS = 4
 """Counters before those of the tiles: the first hands out items."""
+ASKED_AHEAD = 2
+"""Steps before the end of an item's loads at which a CTA takes the number of its next item."""
 _MAX_STAGES = 4
 MERGED_COLUMNS = 32
 """Columns of the warps' outputs that are merged at a time, where they have shared memory of their own."""

@@ -22,6 +22,7 @@ from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 from kernels_dsl.blocks.hw.tma import TmaCopy
+from kernels_dsl.config.decode import ASKED_AHEAD
 
 from .decode_sm90_first import first_item, keys_of_item, look_up, pages_of_cache
 from .decode_spec import DecodeSpec, Spec
@@ -72,17 +73,12 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
     """Loads every n-th item, of `ctas` CTAs. Waits for the kernel before."""
     stages = spec.ring_stages
     k_state, v_state, mail_state = producer_state(stages), producer_state(stages), producer_state(1)
-    index, asked = cute.arch.block_idx()[0], Int32(0)
+    index = cute.arch.block_idx()[0]
     scratch = shared_pointer(Int32, shared.base + spec.config.outputs_offset, 16)
     found, item, pages = first_item(spec, work, scratch, index)
-    queue = cute.make_tensor(
-        cute.make_ptr(Int32, work.counters, cute.AddressSpace.gmem, assumed_align=16), cute.make_layout(1)
-    )
     while found.batch < work.lengths.batch:
-        if cutlass.const_expr(spec.config.queued):
-            asked = ask_number(queue)
         position = Position(k_state, v_state, mail_state)
-        position = load_item(spec, work, loads, shared, item, pages, position)
+        position, asked = load_item(spec, work, loads, shared, item, pages, position)
         k_state, v_state, mail_state = position
         if cutlass.const_expr(spec.config.queued):
             index = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(asked, 0)) + ctas
@@ -95,11 +91,17 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
             # Where there is no item left, all have been counted: of all CTAs one has the last number.
             if index - ctas == found.cursor.before - 1:
                 if cute.arch.lane_idx() == 0:
-                    queue[0] = Int32(0)
+                    queue_of(work)[0] = Int32(0)
     shared.mail.ring.producer_acquire(mail_state)
     if cute.arch.lane_idx() == 0:
         shared.mail.words[0] = Int32(END)
     shared.mail.ring.producer_commit(mail_state)
+
+
+def queue_of(work: DecodeWork) -> cute.Tensor:
+    """The counter that hands out items."""
+    place = cute.make_ptr(Int32, work.counters, cute.AddressSpace.gmem, assumed_align=16)
+    return cute.make_tensor(place, cute.make_layout(1))
 
 
 @cute.jit
@@ -111,14 +113,16 @@ def load_item(
     item: Item,
     pages: BoxPages,
     position: Position,
-) -> Position:
+) -> tuple[Position, Int32]:
     """Loads one item, each V after `k_ahead` blocks of K past its own. Q comes after the first K, which need
-    not wait until the item before has begun."""
+    not wait until the item before has begun. Asks for the next item's number shortly before the end, so that
+    the last items go to CTAs that are free: the queue's answer comes with the position."""
     box, ahead = spec.config.box, spec.config.k_ahead
     k_state, v_state, mail_state = position
     walk = start_walk(spec, work, loads, shared, item)
     k_pages = v_pages = pages
-    steps = steps_of(spec, item)
+    steps, asked = steps_of(spec, item), Int32(0)
+    asks_at = cutlass.max(steps - ASKED_AHEAD, 0)
     for step in cutlass.range(cutlass.min(ahead, steps), unroll=1):
         k_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, k_pages)
         block = partial(load_block, spec, work, walk.wanted, k_pages, step * spec.boxes)
@@ -126,6 +130,9 @@ def load_item(
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
     for step in cutlass.range(steps, unroll=1):
+        if cutlass.const_expr(spec.config.queued):
+            if step == asks_at:
+                asked = ask_number(queue_of(work))
         later = step + ahead
         if later < steps:
             k_pages = pages_at(walk.source, walk.wanted, box, later * spec.boxes, k_pages)
@@ -136,8 +143,10 @@ def load_item(
         v_state = put(shared.v, v_state, partial(block, walk.load_v, first=spec.ring_stages))
     if steps <= 0:
         send_item(spec, work, shared, item, mail_state)
+        if cutlass.const_expr(spec.config.queued):
+            asked = ask_number(queue_of(work))
     mail_state.advance()
-    return Position(k_state, v_state, mail_state)
+    return Position(k_state, v_state, mail_state), asked
 
 
 class Walk(NamedTuple):
