@@ -189,7 +189,7 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         have = f"{device.capability[0]}.{device.capability[1]}"
         need = config.traits.needs
         return f"the {config.family} kernels need compute capability {need}, {device.name} has {have}"
-    reason = not_positive(config, zero=("tile_k", "stages"))
+    reason = not_positive(config, zero=("tile_k", "stages", "last_m", "last_n"))
     if reason is not None:
         return reason
     specific = _why_not_sm90 if isinstance(config, Sm90GemmConfig) else _why_not_sm80
@@ -252,6 +252,23 @@ def _why_not_stream_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | Non
     return None
 
 
+def _why_not_last(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
+    """Lines of an operand's rows follow each other in shared memory where a tile has one line of K, and a CTA
+    loads them alone."""
+    rows = config.last_m, config.last_n
+    if any(count % 8 or count >= tile for count, tile in zip(rows, (config.tile_m, config.tile_n))) or all(
+        rows
+    ):
+        return f"last_m and last_n are {rows}: one must be 0, the other a multiple of 8 below the tile"
+    if config.cluster_n > 1 if config.last_m else config.cluster_m > 1:
+        return f"last_m and last_n are {rows}, must be 0 where CTAs load the operand for each other"
+    if problem.grouped or config.tile_k or not (problem.a_k_major and problem.b_k_major):
+        return (
+            f"last_m and last_n are {rows}, must be 0 with groups, with tile_k, or where K is not contiguous"
+        )
+    return None
+
+
 def _why_not_cluster_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     """Each CTA of a cluster has K tiles of its own, and one of them all sums."""
     if config.schedule is Schedule.PINGPONG:
@@ -285,7 +302,7 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     rows = (64, 128) if config.schedule is Schedule.PINGPONG else (64, 128, 192, 256)
     if config.tile_m not in rows:
         return f"tile_m is {config.tile_m}, must be one of {rows} in a {config.schedule.value} schedule"
-    step = 8 if config.turned and problem.d_bytes > 1 else 16
+    step = 8 if problem.d_bytes > 1 else 16
     if config.tile_n % step or not 16 <= config.tile_n <= 256:
         return f"tile_n is {config.tile_n}, must be a multiple of {step} from 16 to 256 (the N of WGMMA)"
     if problem.ab_type == "fp32" and config.tile_n % 32 and config.tile_n != 16:
@@ -317,6 +334,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     if config.stream_k and (reason := _why_not_stream_k(config, problem)) is not None:
         return reason
     if config.cluster_k > 1 and (reason := _why_not_cluster_k(config, problem)) is not None:
+        return reason
+    if (config.last_m or config.last_n) and (reason := _why_not_last(config, problem)) is not None:
         return reason
     if config.l2_prefetch and problem.grouped:
         return "l2_prefetch is True, must be False where rows are in groups, whose ends come late"

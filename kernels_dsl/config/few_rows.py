@@ -8,9 +8,11 @@ not say that. Measured on an H200 with matrices of 2112 to 57344 rows.
 
 from __future__ import annotations
 
+from kernels_dsl.config.filling import filling, with_last_rows
 from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.matrix import LONG_K, MIB, SHORT_K, Matrix
 from kernels_dsl.config.problem import Device, GemmProblem
-from lowering.records import changed, frozen
+from lowering.records import changed
 
 LEAST_K = 1024
 LEAST_TILES = 32
@@ -21,74 +23,13 @@ THIN, FEW, ONE_TILE, MANY, MOST = 16, 64, 128, 208, 256
 """Numbers of rows of A up to which a rule holds."""
 OVERLAPPED_TILES = 112
 """With more, the next kernel's CTAs beside a thin product's cost more than they bring."""
-LONG_K = 8192
-SHORT_K = 4096
+MOST_FILLED = 112
+"""Columns of a tile of 64 rows of A."""
+MOST_HIGH = 48
+"""Rows of A up to which tiles of 128 rows of a matrix with a short K are faster; from there on as fast, and
+slower where L2 has the matrix."""
 SHORT_RING = 10
 """Stages of which an SM has room for two rings: with a short K the next kernel's CTA is there in time."""
-MIB = 1 << 20
-
-
-@frozen
-class Matrix:
-    """The large matrix: tiles of 64 of its rows, K, bytes of an element; SMs of the device.
-
-    `fast`: fp8 whose sums are not promoted.
-    """
-
-    tiles: int
-    k: int
-    element_bytes: int
-    sms: int
-    fast: bool
-
-    @property
-    def fp8(self) -> bool:
-        return self.element_bytes == 1
-
-    @property
-    def bytes(self) -> int:
-        return self.tiles * 64 * self.k * self.element_bytes
-
-    def ctas(self, height: int, ctas: int = 1) -> int:
-        """CTAs, `ctas` for each tile of `height` times 64 rows."""
-        return -(-self.tiles // height) * ctas
-
-    def waves(self, height: int, ctas: int = 1) -> int:
-        """Waves of them."""
-        return -(-self.ctas(height, ctas) // self.sms)
-
-    @property
-    def third(self) -> bool:
-        """Tiles leave two of three SMs without work."""
-        return self.waves(1, 3) == 1
-
-    @property
-    def paired(self) -> bool:
-        """Two CTAs a tile run at once."""
-        return self.waves(1, 2) == 1
-
-    @property
-    def little_over(self) -> bool:
-        """Tiles are more than the SMs by a third at most."""
-        return self.sms < self.tiles <= self.sms * 4 // 3
-
-    @property
-    def little_left(self) -> bool:
-        """The last wave of tiles is for an eighth of the SMs at most."""
-        return self.waves(1) > 1 and 0 < self.tiles % self.sms <= self.sms // 8
-
-    @property
-    def tall(self) -> int:
-        """CTAs of a cluster that share K of 192 rows such that all run at once, on four of five SMs or more.
-
-        1 where none do. Clusters of more than two do not fill the device; sums that are fast need registers.
-        """
-        if self.k < LONG_K or self.paired or self.fast:
-            return 1
-        for count, most in ((4, self.sms * 10 // 11), (3, self.sms * 10 // 11), (2, self.sms)):
-            if self.sms * 4 // 5 <= self.ctas(3, count) <= most:
-                return count
-        return 1
 
 
 def thin_by_tma(rows: int, columns: int, k: int, element_bytes: int) -> bool:
@@ -104,7 +45,12 @@ def rows_and_matrix(problem: GemmProblem, device: Device) -> tuple[int, Matrix] 
     thin = problem.n <= THIN
     rows, wide = (problem.n, problem.m) if thin else (problem.m, problem.n)
     fast = problem.ab_bytes == 1 and problem.promotion is None
-    matrix = Matrix(-(-wide // 64), problem.k, problem.ab_bytes, device.sm_count, fast)
+    scaled = problem.promotion is not None and problem.promotion.scaled
+    unit = 16 if problem.d_bytes == 1 else 8
+    matrix = Matrix(
+        -(-wide // 64), problem.k, problem.ab_bytes, device.sm_count, fast=fast, scaled=scaled, unit=unit,
+        k_contiguous=problem.a_k_major and problem.b_k_major,
+    )  # fmt: skip
     if matrix.tiles < LEAST_TILES or (rows <= THIN and not thin) or rows > MOST:
         return None
     return rows, matrix
@@ -119,7 +65,7 @@ def tile_for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | 
     rows, matrix = few
     if rows <= THIN:
         return _thin(matrix)
-    return _few(rows, matrix) if rows <= FEW else None
+    return _few(rows, matrix) if rows <= FEW and not problem.gated else None
 
 
 def _thin(matrix: Matrix) -> Sm90GemmConfig | None:
@@ -144,6 +90,17 @@ def _thin(matrix: Matrix) -> Sm90GemmConfig | None:
     return changed(late, tile_m=192) if matrix.little_over else changed(late, tile_k=128)
 
 
+def _filled_waves(matrix: Matrix) -> int:
+    """Waves of tiles of 64 rows of A, where they are better than those of the matrix's rows; 0 elsewhere."""
+    if matrix.fp8:
+        return int(matrix.little_over)
+    if matrix.k < SHORT_K or not matrix.k_contiguous:
+        return 0
+    if matrix.two_thirds or matrix.sms < matrix.tiles <= MOST_FILLED * matrix.sms // 64:
+        return 1
+    return 2 if 2 * matrix.sms < matrix.tiles <= 2 * MOST_FILLED * matrix.sms // 64 else 0
+
+
 def _few(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
     """Of 17 to 64 rows."""
     whole = Sm90GemmConfig(64, -(-rows // 16) * 16, turned=True, l2_prefetch=True, evict_first=True)
@@ -151,6 +108,9 @@ def _few(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
     high = changed(late, tile_m=128)
     if matrix.third:
         return two
+    waves = _filled_waves(matrix)
+    if waves:
+        return with_last_rows(filling(64, matrix, waves=waves), rows, matrix)
     if matrix.tiles < ENOUGH_TILES:
         return None
     if matrix.paired and matrix.bytes >= 32 * MIB:
@@ -158,11 +118,17 @@ def _few(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
     if matrix.little_over:
         return two if matrix.fp8 else high
     if matrix.waves(1) == 1 and matrix.tall > 1:
+        if not matrix.fp8 and matrix.k_contiguous:
+            shared = changed(filling(64, matrix, ctas=2), cluster_k=2, late=False)
+            return with_last_rows(shared, rows, matrix)
+        if matrix.fp8 and matrix.tall == 4:
+            return with_last_rows(filling(64, matrix), rows, matrix)
         return changed(whole, tile_m=192, cluster_k=matrix.tall)
     if matrix.little_left:
         return whole
     if matrix.waves(1) == 1 and matrix.tiles <= OVERLAPPED_TILES:
-        return late if matrix.paired else high
+        low = matrix.k < SHORT_K and rows > MOST_HIGH and not matrix.fp8
+        return late if matrix.paired or low else high
     if matrix.fp8 or matrix.k < SHORT_K:
         return late
     return changed(high, cluster_k=2) if matrix.waves(1) == 1 or matrix.waves(2) > 2 else high

@@ -58,7 +58,9 @@ class Sm90GemmConfig:
     `late`: the next kernel starts at that moment, not as soon as SMs are free: its CTAs then spread evenly
     where this one leaves SMs without work.
     `evict_first`: lines of A, or with `turned` of B, which no other CTA reads, leave L2 before others: what
-    is fetched early is still there when it is loaded.
+    is fetched early is still there when it is loaded. `evict_first_b`: lines of the other operand.
+    `last_m`, `last_n`: rows of A and of B that are loaded for a tile that has no more; 0: all of the tile, of
+    which TMA fills those beyond the tensor, at a quarter of the speed at which it loads others.
     """
 
     tile_m: int
@@ -79,6 +81,9 @@ class Sm90GemmConfig:
     overlap: bool = False
     late: bool = False
     evict_first: bool = False
+    evict_first_b: bool = False
+    last_m: int = 0
+    last_n: int = 0
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -101,6 +106,8 @@ class Sm90GemmConfig:
         words += ["overlap"] * self.overlap
         words += ["late"] * self.late
         words += ["evict-first"] * self.evict_first
+        words += ["evict-first-b"] * self.evict_first_b
+        words += [f"last {self.last_m}x{self.last_n}"] * (self.last_m + self.last_n > 0)
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
 

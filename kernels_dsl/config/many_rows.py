@@ -9,8 +9,10 @@ with one scale, where the choice is 0.6 % from the best of 8 to 14 tiles measure
 from __future__ import annotations
 
 from kernels_dsl.config.budget import why_not
-from kernels_dsl.config.few_rows import FEW, MANY, MIB, Matrix, rows_and_matrix
+from kernels_dsl.config.few_rows import FEW, MANY, ONE_TILE, rows_and_matrix
+from kernels_dsl.config.filling import along_rows, filling, with_last_rows
 from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.matrix import LONG_K, MIB, SHORT_K, Matrix
 from kernels_dsl.config.problem import Device, GemmProblem
 from lowering.records import changed, frozen
 
@@ -22,6 +24,11 @@ STAGE_BYTES = 128
 """Of K in a stage."""
 ONE_CHUNK = 144
 """Columns up to which promoted sums of 64 rows a warpgroup are summed as one chunk."""
+MOST_SHARED_FP8 = 112
+"""Rows of A up to which four CTAs share them, in fp8."""
+MOST_PAIRED = 192
+MOST_WHOLE = 112
+"""Columns of the matrix beside 128 rows in each of two CTAs, and beside 256 in one."""
 THREE_WARPGROUPS = {False: 144, True: 112}
 """Columns of three warpgroups, by promotion of sums, that leave no spills."""
 
@@ -87,25 +94,60 @@ def tile_for_many_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig |
     if found is None or found[0] <= FEW or problem.gated:
         return None
     rows, matrix = found
-    if rows > MANY:
-        if matrix.fp8 and not matrix.paired and matrix.tiles * 64 <= matrix.sms // 2 * 96:
-            return Sm90GemmConfig(128, 96, cluster_m=2, l2_prefetch=True)
-        if not _few_enough(matrix):
-            return None
+    tile = _measured(rows, matrix) if matrix.k_contiguous else None
+    if tile is not None:
+        tile = changed(tile, epi_tma=problem.d_align == 16)
+        if why_not(tile, problem, device) is None:
+            return tile
+    if rows > MANY and not _few_enough(matrix):
+        return None
     timed = [(time(tile, rows, matrix), tile) for tile in tiles(rows, matrix)]
     for _, tile in sorted(timed, key=lambda pair: pair[0]):
         late = matrix.bytes <= LATE_BYTES and tile.cluster_k == 1 and _waves(tile, rows, matrix) == 1
         tile = changed(tile, late=late, epi_tma=problem.d_align == 16)
+        if tile.tile_m == 64 or (tile.tile_m == 128 and rows <= ONE_CHUNK):
+            tile = with_last_rows(tile, rows, matrix)
         if why_not(tile, problem, device) is None:
             return tile
     return None
 
 
+def _measured(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
+    """The tile that was faster than those of the lists, where there is one."""
+    if rows > MANY:
+        return _measured_most(rows, matrix)
+    if rows <= ONE_TILE and not matrix.fp8 and (matrix.two_thirds or matrix.little_over):
+        return with_last_rows(changed(filling(64, matrix, ctas=2), cluster_m=2), rows, matrix)
+    if rows > (MOST_SHARED_FP8 if matrix.fp8 else ONE_CHUNK):
+        return None
+    shared = _with_columns(Sm90GemmConfig(64, 8, cluster_m=4), rows)
+    waves = _waves(shared, rows, matrix)
+    if waves == 1 and matrix.tiles * 3 >= matrix.sms * 2 and (matrix.k >= LONG_K or not matrix.fp8):
+        return changed(shared, late=True)
+    return shared if waves > 6 and matrix.k < LONG_K else None
+
+
+def _measured_most(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
+    """The same of more than 208 rows: pairs of CTAs have all rows of A, or one has."""
+    if matrix.third:
+        return with_last_rows(
+            changed(filling(64, matrix, ctas=4, most=RESIDENT[4]), cluster_m=4), rows, matrix
+        )
+    if matrix.paired:
+        return None
+    pair = filling(128, matrix, ctas=2)
+    if pair.tile_n <= MOST_PAIRED:
+        return with_last_rows(changed(pair, cluster_m=2), rows, matrix)
+    whole = along_rows(256, MOST_WHOLE)
+    waves = matrix.tiles * 64 / MOST_WHOLE / matrix.sms
+    if (matrix.fp8 or matrix.k <= SHORT_K) and waves % 1 > 0.9:
+        return with_last_rows(whole, rows, matrix)
+    return None
+
+
 def _few_enough(matrix: Matrix) -> bool:
-    """Halves of more than 208 rows are one wave; tiles of 192 rows of the matrix fill it."""
-    if matrix.waves(3, 2) == 1:
-        return matrix.waves(2, 2) == 1 or matrix.ctas(3, 2) >= matrix.sms * 9 // 10
-    return matrix.fp8 and matrix.waves(3) == 1
+    """Halves of more than 208 rows are one wave."""
+    return matrix.waves(2, 2) == 1 or (matrix.fp8 and matrix.waves(3) == 1)
 
 
 def tiles(rows: int, matrix: Matrix) -> list[Sm90GemmConfig]:

@@ -110,7 +110,11 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(96, 128), {}, "tile_m is 96"),
         (Sm90GemmConfig(256, 64, schedule=Schedule.PINGPONG), {}, "tile_m is 256"),
         (Sm90GemmConfig(128, 260), {}, "tile_n is 260"),
-        (Sm90GemmConfig(128, 104), {}, "tile_n is 104, must be a multiple of 16 from 16 to 256"),
+        (
+            Sm90GemmConfig(128, 104),
+            {"d_type": "fp8"},
+            "tile_n is 104, must be a multiple of 16 from 16 to 256",
+        ),
         (Sm90GemmConfig(128, 100, turned=True), {}, "tile_n is 100, must be a multiple of 8 from 16 to 256"),
         (Sm90GemmConfig(256, 256), {}, "256 accumulator registers"),
         (Sm90GemmConfig(128, 256, schedule=Schedule.PINGPONG), {}, "256 accumulator registers"),
@@ -127,6 +131,17 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(64, 16, cluster_m=4, cluster_k=4), {}, "a cluster has 16 CTAs, must have at most 8"),
         (Sm90GemmConfig(64, 16, cluster_k=2, stream_k=True), {}, "cluster_k is 2, must be 1 with split_k"),
         (Sm90GemmConfig(64, 16, cluster_k=2), {"k": 64}, "cluster_k is 2, more than K has tiles"),
+        (Sm90GemmConfig(64, 64, last_m=64), {}, "one must be 0, the other a multiple of 8 below the tile"),
+        (Sm90GemmConfig(64, 64, last_m=36), {}, "one must be 0, the other a multiple of 8 below the tile"),
+        (Sm90GemmConfig(64, 64, last_m=8, last_n=8), {}, "one must be 0, the other a multiple of 8"),
+        (Sm90GemmConfig(64, 64, cluster_n=2, last_m=8), {}, "must be 0 where CTAs load the operand for each"),
+        (Sm90GemmConfig(64, 64, cluster_m=2, last_n=8), {}, "must be 0 where CTAs load the operand for each"),
+        (
+            Sm90GemmConfig(64, 64, tile_k=128, last_n=8),
+            {"b_k_major": True},
+            "must be 0 with groups, with tile_k",
+        ),
+        (Sm90GemmConfig(64, 64, last_n=8), {"b_k_major": False}, "or where K is not contiguous"),
         (Sm90GemmConfig(64, 16, cluster_k=5), {}, "cluster_k is 5, must be 1, 2, 3, 4 or 8"),
         (Sm90GemmConfig(64, 240, cluster_k=8), {}, "430080 bytes of sums of 8 CTAs do not fit in a ring"),
         (Sm90GemmConfig(192, 16, overlap=True), {}, "overlap is True, must be False in turns, or with"),
@@ -293,18 +308,21 @@ def _of_few_rows(m: int, n: int, k: int, **changes: object) -> GemmProblem:
         (16, 2112, 7168, Sm90GemmConfig(64, 16, cluster_k=2, overlap=True)),
         (16, 10240, 8192, Sm90GemmConfig(192, 16, late=True)),
         (16, 28672, 4096, Sm90GemmConfig(64, 16, tile_k=128, late=True)),
-        (33, 12288, 4096, Sm90GemmConfig(128, 48, turned=True, late=True)),
+        (33, 12288, 4096, Sm90GemmConfig(64, 96, last_m=40, late=True, evict_first_b=True)),
+        (64, 28672, 4096, Sm90GemmConfig(64, 112, evict_first_b=True)),
+        (64, 7168, 2048, Sm90GemmConfig(64, 64, turned=True, late=True)),
+        (33, 7168, 2048, Sm90GemmConfig(128, 48, turned=True, late=True)),
         (33, 24576, 1536, Sm90GemmConfig(64, 48, turned=True, late=True)),
         (33, 57344, 8192, Sm90GemmConfig(128, 48, cluster_k=2, turned=True, late=True)),
         (64, 2112, 7168, Sm90GemmConfig(64, 64, turned=True, cluster_k=2)),
-        (64, 5120, 25600, Sm90GemmConfig(192, 64, turned=True, cluster_k=4)),
+        (64, 5120, 25600, Sm90GemmConfig(64, 80, cluster_k=2, evict_first_b=True)),
         (64, 51200, 5120, Sm90GemmConfig(64, 64, turned=True)),
     ],
 )
 def test_few_rows_get_a_tile_of_their_own(m: int, n: int, k: int, tile: Sm90GemmConfig) -> None:
-    """All rows or half of them are WGMMA's N, and the matrix's share out the SMs."""
+    """All rows are WGMMA's N or M, and the matrix's share out the SMs."""
     found = gemm_table.choose(_of_few_rows(m, n, k), H200, "sm90")
-    expected = replace(tile, l2_prefetch=True, evict_first=m <= 64)
+    expected = replace(tile, l2_prefetch=True, evict_first=not tile.evict_first_b)
     assert replace(found, raster_along_m=expected.raster_along_m, epi_tma=True) == expected
 
 

@@ -25,8 +25,10 @@ def _chosen(m: int, n: int, k: int, **changes: object) -> Sm90GemmConfig:
 @pytest.mark.parametrize(
     ("m", "n", "k", "changes", "words"),
     [
-        (100, 4096, 4096, {}, "64x56 cluster 1x2"),
-        (129, 8192, 8192, {}, "128x72 cluster 1x2"),
+        (100, 4096, 4096, {}, "64x56 cluster 1x2 last 0x48"),
+        (129, 8192, 8192, {}, "128x72 cluster 1x2 last 0x64"),
+        (129, 7168, 16384, {}, "64x136 cluster 4x1"),
+        (100, 51200, 5120, {}, "64x104 cluster 4x1"),
         (200, 12288, 4096, {}, "192x104 cluster 1x2"),
         (200, 5120, 8192, {}, "192x104 cluster 1x2 2 along K"),
         (129, 5120, 25600, {}, "192x136 cluster 2x1 4 along K"),
@@ -41,6 +43,27 @@ def test_tiles_share_out_the_device(m: int, n: int, k: int, changes: dict, words
     found = _chosen(m, n, k, **changes)
     label = replace(found, turned=False, l2_prefetch=False, evict_first=False, late=False).label
     assert label == words and found.turned and found.l2_prefetch and found.evict_first
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "changes", "words"),
+    [
+        (100, 6144, 4096, {}, "64x96 cluster 2x1 last 40x0"),
+        (256, 5120, 25600, {}, "128x80 cluster 2x1"),
+        (250, 7168, 16384, FP8, "128x112 cluster 2x1"),
+        (256, 2112, 7168, FP8, "64x72 cluster 4x1"),
+        (240, 28672, 4096, FP8, "256x112 last 240x0"),
+    ],
+)
+def test_columns_of_the_matrix_share_out_the_device(
+    m: int, n: int, k: int, changes: dict, words: str
+) -> None:
+    """Rows of A are WGMMA's M; in the last tile no more are loaded than there are."""
+    found = _chosen(m, n, k, **changes)
+    label = replace(found, l2_prefetch=False, evict_first_b=False, late=False, raster_along_m=True).label
+    assert label == words and found.l2_prefetch and found.evict_first_b
+    if not changes:
+        assert not _chosen(m, n, k, b_k_major=False).last_m, "K is not contiguous"
 
 
 def test_many_rows_of_some_matrices_are_left_to_the_model_of_waves() -> None:

@@ -6,6 +6,7 @@ that the producer's multicast reaches, has arrived. Both sides keep an index and
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 import cutlass
@@ -44,6 +45,13 @@ def make_tma_ring(
     )
     # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
     return replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0) if alone else ring
+
+
+def expecting(ring: pipeline.PipelineTmaAsync, stage_bytes: int) -> pipeline.PipelineTmaAsync:
+    """The ring for a producer whose TMA writes `stage_bytes` into a stage."""
+    full = copy(ring.sync_object_full)
+    full.tx_count = stage_bytes
+    return replace(ring, sync_object_full=full)
 
 
 def producer_state(stages: int) -> pipeline.PipelineState:

@@ -32,6 +32,7 @@ from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.mainloop.last_rows import last_rows_atom
 from kernels_dsl.blocks.mainloop.operand_ring import Layouts
 from kernels_dsl.blocks.reduce.lines import without_partials
 from kernels_dsl.blocks.reduce.partial_sums import SumMemory
@@ -41,7 +42,7 @@ from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.kernels.skeleton import Loads, Mmas, Output
 
 from .entry_views import Views
-from .sm90_roles import Extent, gemm_kernel
+from .sm90_roles import Extent, LastLoads, gemm_kernel
 from .sm90_spec import GemmSpec, make_spec
 
 
@@ -77,6 +78,10 @@ def gemm_sm90(
         tma.make_load_atom(mA, layouts.a, a_tile, spec.cluster[1]),
         tma.make_load_atom(mB, layouts.b, b_tile, spec.cluster[0]),
     )
+    last = LastLoads(
+        last_rows_atom(mA, a_dtype, spec.last[0], spec.tile_k),
+        last_rows_atom(mB, b_dtype, spec.last[1], spec.tile_k),
+    )
     store = store_to(spec, mD, layouts.d)
     product = None if mZ is None else store_to(spec, mZ, layouts.d)
 
@@ -91,7 +96,7 @@ def gemm_sm90(
         memory = SumMemory(views.stream_k.counters, views.stream_k.workspace)
     output = Output(*store, operands, None if views.offsets is None else mD, product, partials)
     kernel = gemm_kernel(
-        spec, epilogue, mmas, layouts, loads, output, views.scales,
+        spec, epilogue, mmas, layouts, loads, last, output, views.scales,
         grid=grid, problem=problem, memory=memory,
     )  # fmt: skip
     kernel.launch(

@@ -16,6 +16,8 @@ from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer
 from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.pipeline import expecting
+from kernels_dsl.blocks.mainloop.last_rows import fill_rows, last_rows_loader
 from kernels_dsl.blocks.mainloop.operand_ring import (
     ExtraWords,
     Layouts,
@@ -65,6 +67,13 @@ class Extent(NamedTuple):
     k: Int32
 
 
+class LastLoads(NamedTuple):
+    """TMA loads of the rows that the last tile of A or B has; None where it is loaded whole."""
+
+    a: tma.TmaCopy | None
+    b: tma.TmaCopy | None
+
+
 class BesideTiles(NamedTuple):
     """Shared memory beside the tiles: sums of the cluster's CTAs, scales, and flags of the warpgroups for
     partial sums; None without."""
@@ -102,6 +111,7 @@ def gemm_kernel(
     mmas: Mmas,
     layouts: Layouts,
     loads: Loads,
+    last: LastLoads,
     output: Output,
     scales: Scales | None,  # for promoted sums
     grid: TileGrid | GroupedGrid,
@@ -111,16 +121,19 @@ def gemm_kernel(
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     ring, shared, warp, beside = start(
         spec,
-        [loads.a.atom, loads.b.atom, *output.atoms],
+        [loads.a.atom, loads.b.atom, *(load.atom for load in last if load is not None), *output.atoms],
         layouts,
         beside_tiles(spec),
         wait=not spec.l2_prefetch,
         launch=not spec.late,
     )
     roles = GemmRoles(
-        spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
-        grid=grid, problem=problem, memory=memory, beside=beside,
+        spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, last=last, output=output,
+        scales=scales, grid=grid, problem=problem, memory=memory, beside=beside,
     )  # fmt: skip
+    if cutlass.const_expr(max(spec.last) > 0):
+        tiles, rows = (shared.a, spec.last[0]) if spec.last[0] else (shared.b, spec.last[1])
+        fill_rows(tiles, rows, spec.threads)
     if cutlass.const_expr(spec.l2_prefetch):
         roles.prefetch(warp)
         cute.arch.griddepcontrol_wait()
@@ -138,6 +151,7 @@ class GemmRoles:
     layouts: Layouts
     mmas: Mmas
     loads: Loads
+    last: LastLoads
     output: Output
     scales: Scales | None
     grid: TileGrid | GroupedGrid
@@ -220,14 +234,44 @@ class GemmRoles:
                 load_a.atom, rows.tiles[None, m, None, tile.at.batch], all_rows.shared, a_mask,
                 spec.evict_first,
             )  # fmt: skip
-            b = tma.tile_loader(load_b.atom, tBgB[None, n, None, tile.at.batch], tBsB, b_mask)
-            return skeleton.load_stages(self.ring, state, tiles.k_range(tile), tma.both(a, b))
+            b = tma.tile_loader(
+                load_b.atom, tBgB[None, n, None, tile.at.batch], tBsB, b_mask, spec.evict_first_b
+            )
+            k, whole = tiles.k_range(tile), tma.both(a, b)
+            if self.last.a is not None:
+                first, left = m * spec.tile_m, self.problem.m - m * spec.tile_m
+                last = partial(last_rows_loader, self.last.a, shared.a, spec.last[0], first)
+                part = tma.both(last(tile.at.batch, spec.evict_first), b)
+            elif self.last.b is not None:
+                first, left = n * spec.tile_n, self.problem.n - n * spec.tile_n
+                last = partial(last_rows_loader, self.last.b, shared.b, spec.last[1], first)
+                part = tma.both(a, last(tile.at.batch, spec.evict_first_b))
+            else:
+                return skeleton.load_stages(self.ring, state, k, whole)
+            return self.load_either(state, k, whole, part, left)
 
         state = skeleton.load_tiles(spec.stages, tiles, load)
         if spec.late:
             cute.arch.griddepcontrol_launch_dependents()
         # Peers may still write into this CTA's shared memory, or signal its barriers: stay until then.
         self.ring.producer_tail(state)
+
+    @cute.jit
+    def load_either(
+        self,
+        state: PipelineState,
+        k: KRange,
+        whole: cutlass.Constexpr,
+        part: cutlass.Constexpr,
+        left: Int32,
+    ) -> PipelineState:
+        """Loads of a tile, in part where it has `left` rows and no more are to be loaded."""
+        spec = self.spec
+        if left <= max(spec.last):
+            state = skeleton.load_stages(expecting(self.ring, spec.last_stage_bytes), state, k, part)
+        else:
+            state = skeleton.load_stages(self.ring, state, k, whole)
+        return state
 
     def assist(self) -> None:
         """Copying warp: for each work tile, the scales of its K tiles, into the stages of `produce`."""

@@ -67,6 +67,8 @@ class GemmSpec(Warpgroups):
     overlap: bool  # a CTA has half of the SM
     late: bool  # the next kernel starts behind the last loads
     evict_first: bool  # A's lines leave L2 first
+    evict_first_b: bool  # B's do
+    last: tuple[int, int]  # rows of A and of B that are loaded for a tile with no more; 0: all
 
     @property
     def cluster_rows(self) -> int:
@@ -77,6 +79,12 @@ class GemmSpec(Warpgroups):
     def stage_bytes(self) -> int:  # type: ignore[override]
         """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
         return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtypes[0].width // 8
+
+    @property
+    def last_stage_bytes(self) -> int:
+        """The same of a tile of which `last` rows are loaded."""
+        rows = [last or tile for last, tile in zip(self.last, (self.tile_m, self.tile_n))]
+        return sum(rows) * self.tile_k * self.mma_dtypes[0].width // 8
 
     @property
     def scales(self) -> ScaleTiles | None:
@@ -196,5 +204,6 @@ def make_spec(
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
         l2_prefetch=config.l2_prefetch, cluster_k=config.cluster_k, shared_sums=sums,
         overlap=config.overlap, late=config.late or config.overlap,
-        evict_first=config.evict_first,
+        evict_first=config.evict_first, evict_first_b=config.evict_first_b,
+        last=(config.last_m, config.last_n),
     )  # fmt: skip

@@ -90,8 +90,16 @@ FEW_ROWS = (
     (40, Sm90GemmConfig(64, 40, cluster_m=2, cluster_k=2, turned=True)),
     (70, Sm90GemmConfig(128, 40, cluster_n=2, turned=True)),
     (40, Sm90GemmConfig(64, 40, stream_k=True, turned=True)),
+    (40, Sm90GemmConfig(64, 40, last_m=40, l2_prefetch=True, late=True, evict_first_b=True)),
+    (140, Sm90GemmConfig(128, 72, cluster_m=2, last_m=16, evict_first_b=True)),
+    (101, Sm90GemmConfig(128, 56, cluster_n=2, last_n=48, turned=True, l2_prefetch=True, evict_first=True)),
+    (129, Sm90GemmConfig(64, 72, cluster_n=2, cluster_k=2, last_n=64, turned=True)),
+    (40, Sm90GemmConfig(128, 48, last_m=72, turned=True)),
+    (70, Sm90GemmConfig(64, 40, last_n=32, stream_k=True, turned=True)),
+    (101, Sm90GemmConfig(128, 56, cluster_n=2, last_n=40, turned=True)),
 )
-"""Of the last seven, four have sums in the ring, of one tile a cluster or two; some have N of 40 and 72."""
+"""Of those from (70, 64x72) to (129, 64x72), five have sums in the ring; some tiles have N of 40 and 72. The
+last has more rows in its last tile than are loaded for one with few."""
 
 
 @pytest.mark.parametrize(("m", "config"), FEW_ROWS, ids=str)

@@ -61,7 +61,7 @@ CASES = [
     (
         lambda: gemm(A, B, config=Sm90GemmConfig(128, 250)),
         ValueError,
-        "config is .*, must be one that fits: tile_n is 250, must be a multiple of 16",
+        "config is .*, must be one that fits: tile_n is 250, must be a multiple of 8",
     ),
     (
         lambda: gemm(A, _ones(16, 24), config=Sm80GemmConfig(128, 128, 32, 40, 2, 4)),

@@ -106,6 +106,9 @@ def test_other_sm90_configurations(config: Sm90GemmConfig) -> None:
         (200, Sm90GemmConfig(192, 104, cluster_n=2, cluster_k=2, turned=True, l2_prefetch=True)),
         (129, Sm90GemmConfig(64, 136, cluster_m=2, cluster_k=3, turned=True, l2_prefetch=True)),
         (129, Sm90GemmConfig(192, 72, cluster_n=2, stream_k=True, turned=True)),
+        (129, Sm90GemmConfig(64, 72, cluster_n=2, last_n=64, turned=True, l2_prefetch=True)),
+        (200, Sm90GemmConfig(128, 112, cluster_m=2, last_m=72, l2_prefetch=True, evict_first_b=True)),
+        (100, Sm90GemmConfig(128, 72, last_m=104, l2_prefetch=True, late=True, evict_first_b=True)),
     ],
     ids=str,
 )

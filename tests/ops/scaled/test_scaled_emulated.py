@@ -115,7 +115,8 @@ def test_k_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatch, blocks: bool) ->
     """Two clusters of two CTAs, each with several tiles."""
     monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=4))
     with emulator.run(arch="sm_90a") as session:
-        for config in (Sm90GemmConfig(64, 16), Sm90GemmConfig(128, 32, overlap=not blocks)):
+        part = Sm90GemmConfig(128, 32, last_m=48, l2_prefetch=True, evict_first_b=True)
+        for config in (Sm90GemmConfig(64, 16), Sm90GemmConfig(128, 32, overlap=not blocks), part):
             scaled_cases.check_integers(300, 40, 640, "cpu", blocks, config=replace(config, cluster_k=2))
         ring = Sm90GemmConfig(64, 128 if blocks else 72, cluster_k=2, turned=not blocks)
         scaled_cases.check_integers(300 if blocks else 70, 70, 640, "cpu", blocks, config=ring)
