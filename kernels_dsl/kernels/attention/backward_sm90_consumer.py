@@ -29,12 +29,14 @@ from kernels_dsl.blocks.hw.barriers import (
     sync_consumers,
     wait_turn,
 )
+from kernels_dsl.blocks.hw.fp8 import widened
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from kernels_dsl.blocks.schedule import item_queue
 
 from .backward_sm90_clear import clear_keys, clear_queries
 from .backward_sm90_cut import piece_of, store_piece
+from .backward_sm90_d_scores import place_of_d_scores, put_d_scores
 from .backward_sm90_handoff import await_empty, before, give, give_back, in_exchange, other
 from .backward_sm90_outputs import Output, Outputs, image_of, store_rows
 from .backward_sm90_producer import Rings, SharedTiles
@@ -85,6 +87,8 @@ class Fragments(NamedTuple):
     """B of dK."""
     ds: cute.Tensor
     """A of dQ: all keys."""
+    ds_place: Int32 | None
+    """See `place_of_d_scores`, where dS is given late."""
     k_rows: cute.Tensor
     """B of dQ."""
     dk: cute.Tensor
@@ -285,6 +289,7 @@ def make_fragments(
         do_rows=mmas.dv.make_fragment_B(dv.partition_B(turned(tiles.do))),
         q_rows=mmas.dk.make_fragment_B(dk.partition_B(turned(tiles.q))),
         ds=mmas.dq.make_fragment_A(dq.partition_A(ds)),
+        ds_place=place_of_d_scores(tiles.ds, group, thread) if spec.gives_late else None,
         k_rows=mmas.dq.make_fragment_B(dq.partition_B(k_rows)),
         dk=cute.make_rmem_tensor(mmas.dk.partition_shape_C((WGMMA_M, spec.dim)), Float32),
         dv=cute.make_rmem_tensor(mmas.dv.partition_shape_C((WGMMA_M, spec.dim_v)), Float32),
@@ -341,19 +346,29 @@ def step(
             rings.v.consumer_release(v)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    factors = cute.make_tensor(probs.iterator, scores.layout) if spec.short_probs else scores
+    factors = scores
+    if cutlass.const_expr(spec.gives_late):
+        factors = widened_like(scores, probs)
+    elif cutlass.const_expr(spec.short_probs):
+        factors = cute.make_tensor(probs.iterator, scores.layout)
     slopes_of_scores(spec, site, visit, row_sums, factors, d_probs, probs)
     to_operand(d_probs, d_scores)
     settle(d_scores)
     if cutlass.const_expr(spec.gives_q):
         await_empty(shared.exchange, here)
-        store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
-        fence_for_async_readers()
-        give(shared.exchange, here)
+        if cutlass.const_expr(spec.gives_late):
+            put_d_scores(tiles.ds, parts.ds_place, d_scores, stage)
+        else:
+            store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
+            fence_for_async_readers()
+            give(shared.exchange, here)
     if cutlass.const_expr(gives_q):
         issue_dq(shared, parts, last, dq_keys)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
+    if cutlass.const_expr(spec.gives_late):
+        fence_for_async_readers()
+        give(shared.exchange, here)
     if cutlass.const_expr(gives_q):
         # Sums of dQ go out while dK is computed.
         warpgroup.wait_group(1 if spec.gives_kv else 0)
@@ -501,6 +516,14 @@ def slopes_of_scores(
     slope(row_sums, factors, d_probs)
     if d_mask is not None and not bent:
         store_mask_gradient(d_mask, scores_of(spec, site, visit), d_probs, None, None)
+
+
+def widened_like(scores: cute.Tensor, probs: cute.Tensor) -> cute.Tensor:
+    """Operand A `probs` as float32, in the order of accumulators `scores`: one instruction each."""
+    found = cute.make_rmem_tensor(scores.layout, Float32)
+    for i in range(cute.size(found)):
+        found[i] = widened(probs, i)
+    return found
 
 
 def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> None:

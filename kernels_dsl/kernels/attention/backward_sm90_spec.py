@@ -122,6 +122,15 @@ class BackwardSpec:
         return self.deterministic or self.stores_first
 
     @property
+    def gives_late(self) -> bool:
+        """Says whether a warpgroup gives dS once dQ of the block before and dK are issued, which do not need
+        it: the fence takes some 150 cycles, and dS is read half a step later at the earliest.
+
+        So where warpgroups add to the sums themselves, as measured on an H200; else dQ has its own fence.
+        """
+        return self.gives_q and self.short_probs and not (self.roles or self.sums_buffers)
+
+    @property
     def sums_parts(self) -> int:
         """Parts in which a warpgroup hands over its share of dQ."""
         return self.sums.columns // self.dq_share[1]

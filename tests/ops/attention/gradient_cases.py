@@ -102,6 +102,7 @@ def check_packed(
     used: tuple[int, ...],
     dims: tuple[int, int],
     seed: int,
+    deterministic: bool = True,
 ) -> None:
     """Causal gradients of packed sequences, of which `used` keys count; NaN in all rows after those."""
     starts_q, starts_k = (
@@ -119,8 +120,9 @@ def check_packed(
     asked = [x.requires_grad_() for x in (q, k, v)]
     seqused = torch.tensor(used, dtype=torch.int32)
     out = kernels_dsl.attention_varlen(
-        *asked, starts_q, starts_k, max(lengths_q), max(lengths_k), causal=True, seqused_k=seqused
-    )
+        *asked, starts_q, starts_k, max(lengths_q), max(lengths_k), causal=True, seqused_k=seqused,
+        deterministic=deterministic,
+    )  # fmt: skip
     found = torch.autograd.grad(out, asked, d_out)
     for b, count in enumerate(used):
         rows, keys = (

@@ -45,5 +45,12 @@ def test_causal(deterministic, seed):
     check_gradients(tensors, masking, causal=True, window=(50, 0), deterministic=deterministic)
 
 
-def test_packed(seed):
-    check_packed((70, 5, 5), (200, 5, 5), (150, 5, 5), (64, 64), seed)
+@pytest.mark.parametrize(("dim", "deterministic"), [(64, True), (128, False)])
+def test_packed(dim, deterministic, seed):
+    check_packed((70, 5, 5), (200, 5, 5), (150, 5, 5), (dim, dim), seed, deterministic)
+
+
+def test_float16_in_any_order(seed):
+    """Warpgroups add to the sums of dQ, over more query blocks than there are stages."""
+    tensors = leaves((1, 1), (270, 140), (128, 128), seed, torch.float16)
+    check_gradients(tensors, Masking(right=0), causal=True, deterministic=False)
