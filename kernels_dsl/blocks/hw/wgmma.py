@@ -94,6 +94,23 @@ def settle(operand: cute.Tensor) -> None:
         words[i] = _computed_here(words[i])
 
 
+@dsl_user_op
+def _sleep_if_negative(word: Int32, *, loc=None, ip=None) -> None:
+    text = "{ .reg .pred p; setp.lt.s32 p, $0, 0; @p nanosleep.u32 1; }"
+    inline_ptx(None, (word,), text, "r", effects=True, loc=loc, ip=ip)
+
+
+def complete(operand: cute.Tensor) -> None:
+    """Has the registers of an operand A, of numbers that are not negative, computed before a barrier that
+    follows. ptxas moves arithmetic past barriers, but not an instruction with an effect: here one that waits
+    where a number is negative."""
+    words = cute.recast_tensor(operand, Int32)
+    found = words[0]
+    for i in range(1, cute.size(words)):
+        found = found | words[i]
+    _sleep_if_negative(found)
+
+
 @cute.jit
 def issue_k_tile(
     tiled_mma: cute.TiledMma,

@@ -2,7 +2,7 @@
 
 A CTA has a tile of 128 keys, or takes one after another as it becomes free. It keeps one and walks the query
 blocks that see it, of all query heads that share the keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah
-et al., 'FlashAttention-3', 2024.) Walks of the last tiles may be cut, see `backward_sm90_cut`.
+et al., 'FlashAttention-3', 2024.) Walks of some tiles may be cut, see `backward_sm90_cut`.
 
 Roles. A producer warp issues the TMA loads: K and V of a tile once, then Q with its log-sum-exp and dO with
 its row sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in
@@ -42,7 +42,7 @@ from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.blocks.schedule.item_queue import QUEUE_WORDS, ItemQueue, make_item_queue
 
 from .backward_sm90_consumer import Mmas, Shared, consume, consume_tile
-from .backward_sm90_cut import count_ctas, job_of_piece, piece_of, with_cut
+from .backward_sm90_cut import CutArguments, count_ctas, job_of_cta, with_cut
 from .backward_sm90_handoff import make_handoff
 from .backward_sm90_outputs import Output, Outputs
 from .backward_sm90_pair import send_d_scores
@@ -90,7 +90,7 @@ def attention_backward_sm90(
     d_mask: cute.Tensor | None,
     counter: cute.Tensor | None,  # int32 (1,), 0; None where each CTA has one tile
     max_ctas: Int32,
-    cut: tuple[cute.Tensor, cute.Tensor, Int32] | None,  # sums, counts and pieces, see `Cut`
+    cut: CutArguments | None,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -207,8 +207,7 @@ def backward_kernel(
             if cutlass.const_expr(work.cut is None):
                 job = job_of(spec, work, tile_of(spec, work, number))
             else:
-                piece = piece_of(work, number)
-                job = job_of_piece(job_of(spec, work, tile_of(spec, work, piece.tile)), piece)
+                job = job_of_cta(spec, work, number)
             run_tile(spec, shared, loads, outputs, work, job)
 
 

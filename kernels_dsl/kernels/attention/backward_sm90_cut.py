@@ -1,7 +1,17 @@
-"""The last tiles of keys of the SM90 attention backward, cut in pieces where not every SM would have one.
+"""Tiles of keys of the SM90 attention backward whose walks are cut: CTAs start one after another, and end
+together.
 
-A CTA has one tile, and CTAs of equal walks end together: the last of them may be few. So the walks of those
-are cut, and a CTA has each piece. Pieces store float32 dK and dV in memory; each warp that finds itself the
+A CTA has one tile. CTAs that start together come to each query block together, and where shares of dQ are
+added in a fixed order the last of them waits for all others there, and is that much later from then on. So
+the first tiles are cut in two pieces of many lengths: SMs get their next tiles one after another, and go on
+so to the end. There the last tiles are cut, and the SMs that are ahead take more of the pieces.
+
+    CTAs | first tiles, shorter pieces first | whole tiles | last tiles: piece 0 of each, piece 1 ...
+
+Where no first tiles are cut, the pieces of one of the last tiles follow one another.
+
+The tiles that visit a query block start in the order of their keys: one that waits for its turn waits for
+tiles that have started before it. Pieces store float32 dK and dV in memory; each warp that finds itself the
 last one with its 16 keys sums them, in the order of the pieces.
 """
 
@@ -9,67 +19,108 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.attention.query_blocks import QueryWalk
+from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
-from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.config.attention_backward import CUT_WARPS
 
 from .backward_sm90_outputs import Outputs, store_rows
 from .backward_sm90_spec import BackwardSpec
+from .backward_sm90_tiles import job_of, tile_of
 from .backward_sm90_visits import Site
-from .backward_work import VECTOR, BackwardWork, Cut, KeyJob
+from .backward_work import VECTOR, BackwardWork, Cut, CutTiles, KeyJob, Piece
+
+FIRST_PIECES = 2
+"""Pieces of each of the first tiles."""
+
+CutArguments = tuple[cute.Tensor, cute.Tensor, Int32, Int32, Int32, Int32, Int32]
+"""Sums, counts, (heads, tiles) of `Cut.first` and of `Cut.last`, and pieces."""
 
 
-class Piece(NamedTuple):
-    """A CTA's work: tile number `tile`, of which it has piece `number` of so many."""
+class Part(NamedTuple):
+    """Parts `begin` to `end` - 1 of a walk that has so many."""
 
-    tile: Int32
-    number: Int32
-    pieces: Int32
-    is_cut: Boolean
-    place: Int32
-    """Number of the piece among all."""
+    begin: Int32
+    end: Int32
+    parts: Int32
 
 
-def with_cut(work: BackwardWork, cut: tuple[cute.Tensor, cute.Tensor, Int32] | None) -> BackwardWork:
-    """The problem with its last tiles cut. `cut`: sums, counts and pieces, see `Cut`."""
+def with_cut(work: BackwardWork, cut: CutArguments | None) -> BackwardWork:
+    """The problem with some of its tiles cut."""
     if cut is None:
         return work
-    sums, counts, pieces = cut
-    return work._replace(cut=Cut(sums, counts, pieces, work.tiles.size - counts.shape[0] // CUT_WARPS))
+    sums, counts, first_heads, first_tiles, last_heads, last_tiles, pieces = cut
+    first, last = CutTiles(first_heads, first_tiles), CutTiles(last_heads, last_tiles)
+    return work._replace(cut=Cut(sums, counts, first, last, pieces))
 
 
 def count_ctas(work: BackwardWork) -> Int32:
     """Tiles, and pieces of those that are cut."""
-    cut = work.cut
-    return work.tiles.size if cut is None else cut.whole + (work.tiles.size - cut.whole) * cut.pieces
+    cut, tiles = work.cut, work.tiles.size
+    if cut is None:
+        return tiles
+    return tiles + cut.first.size * (FIRST_PIECES - 1) + cut.last.size * (cut.pieces - 1)
 
 
-def piece_of(work: BackwardWork, number: Int32) -> Piece:
+@cute.jit
+def job_of_cta(spec: cutlass.Constexpr, work: BackwardWork, number: Int32) -> KeyJob:
     """The work of CTA number `number`, where tiles are cut."""
-    cut = work.cut
-    assert cut is not None
-    place = number - cut.whole
-    is_cut = place >= 0
-    tile, piece = cut.whole + place // cut.pieces, place % cut.pieces
-    return Piece(
-        choose(is_cut, tile, number, Int32),
-        choose(is_cut, piece, Int32(0), Int32),
-        choose(is_cut, cut.pieces, Int32(1), Int32),
-        is_cut,
-        place,
-    )
+    first, last, pieces = work.cut.first, work.cut.last, work.cut.pieces
+    head, n, zero = Int32(0), Int32(0), Int32(0)
+    piece, part = Piece(zero, Int32(1), zero, zero), Part(zero, Int32(1), Int32(1))
+    place = number - FIRST_PIECES * first.size
+    whole = work.tiles.size - first.size - last.size
+    if place < 0:
+        n = number // (FIRST_PIECES * first.heads)
+        rank = number % (FIRST_PIECES * first.heads)  # by length
+        head, parts = rank, FIRST_PIECES * FIRST_PIECES * first.heads
+        part = Part(zero, 2 * rank + 1, parts)
+        if rank >= first.heads:
+            head = FIRST_PIECES * first.heads - 1 - rank
+            part = Part(2 * head + 1, parts, parts)
+        tile = head * first.tiles + n
+        piece = Piece(Int32(rank >= first.heads), Int32(FIRST_PIECES), tile, FIRST_PIECES * tile)
+    elif place < whole:
+        head, n = whole_tile(spec, work, place)
+    else:
+        at = place - whole
+        index, number = at % last.size, at // last.size
+        if first.size == 0:  # no tiles are staggered: those that have begun end first
+            index, number = at // pieces, at % pieces
+        head = work.tiles.kv_heads * work.tiles.batch - last.heads + index % last.heads
+        n = work.tiles.n - last.tiles + index // last.heads
+        part = Part(number, number + 1, pieces)
+        tile, start = first.size + index, FIRST_PIECES * first.size + index * pieces
+        piece = Piece(part.begin, pieces, tile, start)
+    batch = head // work.tiles.kv_heads
+    job = job_of(spec, work, KeyTile(n, head - batch * work.tiles.kv_heads, batch))
+    assert isinstance(job.walk, QueryWalk)
+    return job._replace(walk=part_of(job.walk, part), piece=piece)
 
 
-def job_of_piece(job: KeyJob, piece: Piece) -> KeyJob:
-    """The part of a tile's query blocks that a piece has."""
-    walk = job.walk
-    assert isinstance(walk, QueryWalk)
-    first = walk.first + walk.count * piece.number // piece.pieces
-    end = walk.first + walk.count * (piece.number + 1) // piece.pieces
-    return job._replace(walk=walk._replace(first=first, end=end))
+@cute.jit
+def whole_tile(spec: cutlass.Constexpr, work: BackwardWork, place: Int32) -> tuple[Int32, Int32]:
+    """Head, of all sequences, and key tile of number `place` of those that are not cut."""
+    tiles, first, last = work.tiles, work.cut.first, work.cut.last
+    start, keys = Int32(0), KeyTiles(tiles.n - first.tiles, first.heads, Int32(1))
+    skipped = first.tiles
+    if place >= keys.size:
+        place = place - keys.size
+        start, skipped = first.heads, Int32(0)
+        keys = KeyTiles(tiles.n, tiles.kv_heads * tiles.batch - first.heads - last.heads, Int32(1))
+        if place >= keys.size:
+            place = place - keys.size
+            start = start + keys.kv_heads
+            keys = KeyTiles(tiles.n - last.tiles, last.heads, Int32(1))
+    found = tile_of(spec, work._replace(tiles=keys), place)
+    return start + found.kv_head, skipped + found.n
+
+
+def part_of(walk: QueryWalk, part: Part) -> QueryWalk:
+    """A part of a tile's query blocks."""
+    first = walk.first + walk.count * part.begin // part.parts
+    return walk._replace(first=first, end=walk.first + walk.count * part.end // part.parts)
 
 
 @cute.jit
@@ -81,28 +132,26 @@ def store_piece(
     site: Site,
 ):
     """Gives this warp's dK and dV of a piece. Stores those of the tile if all pieces are there."""
-    cut = site.work.cut
-    piece = piece_of(site.work, Int32(cute.arch.block_idx()[0]))
-    tile = piece.tile - cut.whole
+    cut, piece = site.work.cut, site.job.piece
     warp = site.group * (WARPGROUP_THREADS // 32) + cute.arch.make_warp_uniform(site.thread // 32)
     of_dk, of_dv = (place_of(spec, x, site) for x in (dk, dv))
     size = spec.cta_keys * (spec.dim + spec.dim_v)
-    start = cut.sums.iterator + piece.place * size
+    start = cut.sums.iterator + (piece.place + piece.number) * size
     put(dk, start + of_dk)
     put(dv, start + (spec.cta_keys * spec.dim + of_dv))
     cute.arch.fence_acq_rel_gpu()
     cute.arch.sync_warp()
     earlier = Int32(0)
     if cute.arch.lane_idx() == 0:
-        count = cut.counts.iterator + (tile * CUT_WARPS + warp)
+        count = cut.counts.iterator + (piece.tile * CUT_WARPS + warp)
         earlier = cute.arch.atomic_add(count, Int32(1), sem="acq_rel", scope="gpu")
     earlier = cute.arch.shuffle_sync(earlier, 0)
-    if earlier == cut.pieces - 1:
+    if earlier == piece.pieces - 1:
         cute.arch.fence_acq_rel_gpu()
         dk.fill(0.0)
         dv.fill(0.0)
-        for number in cutlass.range(cut.pieces, unroll=1):
-            begin = cut.sums.iterator + (tile * cut.pieces + number) * size
+        for number in cutlass.range(piece.pieces, unroll=1):
+            begin = cut.sums.iterator + (piece.place + number) * size
             add(dk, begin + of_dk)
             add(dv, begin + (spec.cta_keys * spec.dim + of_dv))
         store_rows(spec, outputs.dv, dv, Float32(1.0), site)

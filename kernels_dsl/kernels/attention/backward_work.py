@@ -102,16 +102,40 @@ class Sums(NamedTuple):
     """int32 (query tiles * shares): shares of dQ added so far; None where they come in any order"""
 
 
+class CutTiles(NamedTuple):
+    """So many tiles of keys of each of so many heads."""
+
+    heads: Int32
+    tiles: Int32
+
+    @property
+    def size(self) -> Int32:
+        """Number of tiles in all."""
+        return self.heads * self.tiles
+
+
 class Cut(NamedTuple):
-    """The last tiles of keys, whose walks are cut in `pieces`."""
+    """Tiles of keys whose walks are cut: the first ones of the first heads, in two pieces each, and the last
+    ones of the last heads, others than those, in `pieces` each."""
 
     sums: cute.Tensor
-    """float32 (tiles * pieces * elements of dK and dV of one)"""
+    """float32 (pieces * elements of dK and dV of a tile)"""
     counts: cute.Tensor
     """int32 (tiles * warps), 0 before: pieces that are in `sums`"""
+    first: CutTiles
+    last: CutTiles
     pieces: Int32
-    whole: Int32
-    """Tiles before them."""
+
+
+class Piece(NamedTuple):
+    """Piece `number` of a tile's walk of so many pieces; number 0 of one where the tile is whole."""
+
+    number: Int32
+    pieces: Int32
+    tile: Int32
+    """Number of the tile among those that are cut."""
+    place: Int32
+    """Number of the tile's first piece among all."""
 
 
 class BackwardWork(NamedTuple):
@@ -170,6 +194,8 @@ class KeyJob(NamedTuple):
     at: KeyTile
     seq: SeqInfo
     walk: QueryWalk | ListWalk
+    piece: Piece | None = None
+    """None where no walks are cut"""
 
 
 def key_job(spec: BackwardSpec, work: BackwardWork, at: KeyTile, seq: SeqInfo) -> KeyJob:

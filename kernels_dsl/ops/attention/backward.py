@@ -25,8 +25,8 @@ from kernels_dsl.config.attention_dq import Sm90DqConfig, sm90_dq_config
 from kernels_dsl.config.derivative import derived
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
+from kernels_dsl.ops.attention.cut_tiles import CutTiles, cut_tiles
 from kernels_dsl.ops.attention.functions import unwrapped
-from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
 from kernels_dsl.ops.attention.outputs import Step, is_empty, prepared_for_tma
 from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.query_lists import query_lists
@@ -328,9 +328,9 @@ class BackwardPlan:
         self.steps: list[Step | None] | None = steps if any(steps) else None
         self.sums_q = needs.q and self.dq_config is None
         self.sizes = self._workspace_sizes()
-        self.last_tiles: LastTiles | None = None
+        self.cut_tiles: CutTiles | None = None
         if isinstance(self.config, Sm90BackwardConfig):
-            self.last_tiles = last_tiles(call, self.config, target.device.sm_count)
+            self.cut_tiles = cut_tiles(call, self.config, target.device.sm_count)
         tile = (self.config.row_tile, self.config.dim)
         common = {"layout": call.layout, "tile": tile}
         variant = call.variant
@@ -399,7 +399,7 @@ class BackwardPlan:
             return ()
         if config.many_tiles:
             return tile_counter(target.index), target.device.sm_count, None
-        return None, MAX_CTAS, None if self.last_tiles is None else self.last_tiles.memory(device)
+        return None, MAX_CTAS, None if self.cut_tiles is None else self.cut_tiles.memory(device)
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""

@@ -52,7 +52,7 @@ def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed, 
     seqlens = (_meta(3, dtype=torch.int32), _meta(3, dtype=torch.int32), None) if packed else None
     cut = None
     if variant == DENSE and not (packed or many_tiles):
-        cut = (_meta(1024, dtype=torch.float32), _meta(64, dtype=torch.int32), 5)
+        cut = (_meta(1024, dtype=torch.float32), _meta(64, dtype=torch.int32), 8, 8, 8, 8, 5)
     queue = (_meta(1, dtype=torch.int32) if many_tiles else None, 132, cut)
     kernel = FUNCTIONS["sm90"].compile(
         *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 4, *queue, arch="sm_90a",
@@ -64,3 +64,12 @@ def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed, 
     assert products and any(name.startswith("UTMALDG") for name in found.instructions)
     # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.
     assert found.instructions["WARPGROUP.ARRIVE"] < products / 2
+    if config.cta_keys == 128 and not many_tiles:
+        assert exponentials_before_arrival(kernel.sass()) >= config.tile_q // 2
+
+
+def exponentials_before_arrival(code: str) -> int:
+    """Exponentials between the first product and the barrier with which the second warpgroup starts: those of
+    a thread's scores, so that the two stay half a step apart."""
+    _, rest = code.split("HGMMA", 1)
+    return rest.split("BAR.ARV", 1)[0].count("MUFU.EX2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.ops.attention import backward, gradient, last_tiles
+from kernels_dsl.ops.attention import backward, cut_tiles, gradient
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
@@ -30,11 +30,19 @@ def long_walks(monkeypatch: pytest.MonkeyPatch):
 )
 def test_pieces_of_tiles(dim, deterministic, seed, monkeypatch):
     """Two tiles, of which each has three pieces of the queries of two heads."""
-    monkeypatch.setattr(last_tiles, "best_pieces", lambda tiles, steps, sms: 3)
+    monkeypatch.setattr(cut_tiles, "best_pieces", lambda tiles, steps, sms: 3)
     found = check_gradients(
         leaves((2, 1), (300, 200), (dim, dim), seed), Masking(), deterministic=deterministic
     )
     assert all(torch.isfinite(x).all() for x in found)
+
+
+def test_pieces_at_both_ends(seed, monkeypatch):
+    """Of each of two heads' four tiles: the first head's first in two pieces, the last one's last in three.
+    Two CTAs at a time: a tile must not wait for one that starts after it."""
+    monkeypatch.setattr(cut_tiles, "ROUNDS", 4)
+    with emulator.run(arch="sm_90a", sms=2, resident=2):
+        check_gradients(leaves((4, 2), (200, 500), (128, 128), seed), Masking())
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -17,7 +17,7 @@ from kernels_dsl.ops.attention.backward import (
     is_faster_in_order,
     walk_rows,
 )
-from kernels_dsl.ops.attention.last_tiles import LastTiles, last_tiles
+from kernels_dsl.ops.attention.cut_tiles import CutTiles, cut_tiles
 
 WINDOW = AttentionOptions(causal=True, window=(1024, 0))
 CAUSAL = AttentionOptions(causal=True)
@@ -100,18 +100,20 @@ def test_lists_are_summed_in_a_buffer():
 
 
 @pytest.mark.parametrize(
-    ("length", "options", "tiles", "pieces"),
+    ("length", "options", "deterministic", "expected"),
     [
-        (16384, FULL, 68, 5),  # 2048 tiles for 132 SMs
-        (4096, FULL, 0, 1),  # 512, of walks too short to be cut
-        (8448, FULL, 0, 1),  # 1056 tiles, 8 of each SM
-        (16384, CAUSAL, 0, 1),  # walks of many lengths
+        (16384, FULL, True, ((4, 16), (4, 16), 5)),
+        (8192, FULL, True, None),  # 8 rounds
+        (16384, FULL, False, ((0, 0), (1, 68), 5)),  # 2048 tiles for 132 SMs
+        (4096, FULL, False, None),  # 512, of walks too short to be cut
+        (8448, FULL, False, None),  # 1056 tiles, 8 of each SM
+        (16384, CAUSAL, True, None),  # walks of many lengths
     ],
 )
-def test_tiles_whose_walks_are_cut(length, options, tiles, pieces):
+def test_tiles_whose_walks_are_cut(length, options, deterministic, expected):
     call = _call(length, 16, 16, 128, options)
-    found = last_tiles(call, _choose(call, True), H200.sm_count)
-    assert found == (LastTiles(tiles, pieces, 128 * 256) if tiles else None)
+    found = cut_tiles(call, _choose(call, deterministic), H200.sm_count)
+    assert found == (CutTiles(*expected, 128 * 256) if expected else None)
 
 
 def test_lists_are_not_cut():
@@ -119,7 +121,7 @@ def test_lists_are_not_cut():
     found = replace(_call(16384, 16, 16, 128, FULL), block=(128, 128))
     config = _choose(found, False)
     assert not config.many_tiles
-    assert last_tiles(found, config, H200.sm_count) is None
+    assert cut_tiles(found, config, H200.sm_count) is None
 
 
 @pytest.mark.parametrize(
