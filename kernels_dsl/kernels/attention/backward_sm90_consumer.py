@@ -35,7 +35,7 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, complete, issue_product, settle
 from kernels_dsl.blocks.schedule import item_queue
 
 from .backward_sm90_clear import clear_keys, clear_queries
-from .backward_sm90_cut import store_piece
+from .backward_sm90_cut import piece_of, store_piece
 from .backward_sm90_d_scores import place_of_d_scores, put_d_scores
 from .backward_sm90_handoff import await_empty, before, give, give_back, in_exchange, other
 from .backward_sm90_outputs import Output, Outputs, image_of, store_rows
@@ -176,7 +176,7 @@ def consume_tile(
     if cutlass.const_expr(spec.gives_kv):
         if cutlass.const_expr(work.cut is None):
             store_tile(spec, shared, outputs, parts, site)
-        elif job.piece.pieces > 1:
+        elif piece_of(work, job).pieces > 1:
             store_piece(spec, outputs, parts.dk, parts.dv, site)
         else:
             store_tile(spec, shared, outputs, parts, site)
@@ -339,7 +339,7 @@ def step(
     weigh_scores(spec, lse, site, visit, scores, probs)
     settle(probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
-    if cutlass.const_expr(starts is True):
+    if cutlass.const_expr(starts is True and spec.tile_q == 64):
         complete(probs)
     let_other_start(site, starts)
     warpgroup.wait_group(0)

@@ -8,7 +8,8 @@ so to the end. There the last tiles are cut, and the SMs that are ahead take mor
 
     CTAs | first tiles, shorter pieces first | whole tiles | last tiles: piece 0 of each, piece 1 ...
 
-Where no first tiles are cut, the pieces of one of the last tiles follow one another.
+Where no first tiles are cut, the last ones are those of the usual order, and the pieces of one follow one
+another.
 
 The tiles that visit a query block start in the order of their keys: one that waits for its turn waits for
 tiles that have started before it. Pieces store float32 dK and dV in memory; each warp that finds itself the
@@ -23,6 +24,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.config.attention_backward import CUT_WARPS
 
 from .backward_sm90_outputs import Outputs, store_rows
@@ -34,8 +36,9 @@ from .backward_work import VECTOR, BackwardWork, Cut, CutTiles, KeyJob, Piece
 FIRST_PIECES = 2
 """Pieces of each of the first tiles."""
 
-CutArguments = tuple[cute.Tensor, cute.Tensor, Int32, Int32, Int32, Int32, Int32]
-"""Sums, counts, (heads, tiles) of `Cut.first` and of `Cut.last`, and pieces."""
+Ends = tuple[tuple[Int32, Int32], tuple[Int32, Int32]]
+CutArguments = tuple[cute.Tensor, cute.Tensor, Ends | None, Int32, Int32]
+"""Sums, counts, (heads, tiles) of `Cut.first` and of `Cut.last`, `Cut.count` and pieces."""
 
 
 class Part(NamedTuple):
@@ -50,9 +53,9 @@ def with_cut(work: BackwardWork, cut: CutArguments | None) -> BackwardWork:
     """The problem with some of its tiles cut."""
     if cut is None:
         return work
-    sums, counts, first_heads, first_tiles, last_heads, last_tiles, pieces = cut
-    first, last = CutTiles(first_heads, first_tiles), CutTiles(last_heads, last_tiles)
-    return work._replace(cut=Cut(sums, counts, first, last, pieces))
+    sums, counts, ends, count, pieces = cut
+    first, last = (None, None) if ends is None else (CutTiles(*end) for end in ends)
+    return work._replace(cut=Cut(sums, counts, first, last, count, pieces))
 
 
 def count_ctas(work: BackwardWork) -> Int32:
@@ -60,12 +63,44 @@ def count_ctas(work: BackwardWork) -> Int32:
     cut, tiles = work.cut, work.tiles.size
     if cut is None:
         return tiles
-    return tiles + cut.first.size * (FIRST_PIECES - 1) + cut.last.size * (cut.pieces - 1)
+    ctas = tiles + cut.count * (cut.pieces - 1)
+    return ctas if cut.first is None else ctas + cut.first.size * (FIRST_PIECES - 1)
+
+
+def job_of_cta(spec: BackwardSpec, work: BackwardWork, number: Int32) -> KeyJob:
+    """The work of CTA number `number`, where tiles are cut."""
+    if work.cut.first is not None:
+        return job_of_ends(spec, work, number)
+    tile, piece = last_piece(work, number)
+    job = job_of(spec, work, tile_of(spec, work, tile))
+    assert isinstance(job.walk, QueryWalk)
+    return job._replace(walk=part_of(job.walk, Part(piece.number, piece.number + 1, piece.pieces)))
+
+
+def last_piece(work: BackwardWork, number: Int32) -> tuple[Int32, Piece]:
+    """Tile and piece of CTA number `number`, where only the last tiles are cut."""
+    cut = work.cut
+    whole = work.tiles.size - cut.count
+    place = number - whole
+    is_cut, tile = place >= 0, place // cut.pieces
+    return choose(is_cut, whole + tile, number, Int32), Piece(
+        choose(is_cut, place % cut.pieces, Int32(0), Int32),
+        choose(is_cut, cut.pieces, Int32(1), Int32),
+        tile,
+        tile * cut.pieces,
+    )
+
+
+def piece_of(work: BackwardWork, job: KeyJob) -> Piece:
+    """The piece that a CTA has. It is found anew where that needs no registers meanwhile."""
+    if job.piece is not None:
+        return job.piece
+    return last_piece(work, Int32(cute.arch.block_idx()[0]))[1]
 
 
 @cute.jit
-def job_of_cta(spec: cutlass.Constexpr, work: BackwardWork, number: Int32) -> KeyJob:
-    """The work of CTA number `number`, where tiles are cut."""
+def job_of_ends(spec: cutlass.Constexpr, work: BackwardWork, number: Int32) -> KeyJob:
+    """The same, where the first tiles are cut, too."""
     first, last, pieces = work.cut.first, work.cut.last, work.cut.pieces
     head, n, zero = Int32(0), Int32(0), Int32(0)
     piece, part = Piece(zero, Int32(1), zero, zero), Part(zero, Int32(1), Int32(1))
@@ -86,8 +121,6 @@ def job_of_cta(spec: cutlass.Constexpr, work: BackwardWork, number: Int32) -> Ke
     else:
         at = place - whole
         index, number = at % last.size, at // last.size
-        if first.size == 0:  # no tiles are staggered: those that have begun end first
-            index, number = at // pieces, at % pieces
         head = work.tiles.kv_heads * work.tiles.batch - last.heads + index % last.heads
         n = work.tiles.n - last.tiles + index // last.heads
         part = Part(number, number + 1, pieces)
@@ -132,7 +165,7 @@ def store_piece(
     site: Site,
 ):
     """Gives this warp's dK and dV of a piece. Stores those of the tile if all pieces are there."""
-    cut, piece = site.work.cut, site.job.piece
+    cut, piece = site.work.cut, piece_of(site.work, site.job)
     warp = site.group * (WARPGROUP_THREADS // 32) + cute.arch.make_warp_uniform(site.thread // 32)
     of_dk, of_dv = (place_of(spec, x, site) for x in (dk, dv))
     size = spec.cta_keys * (spec.dim + spec.dim_v)

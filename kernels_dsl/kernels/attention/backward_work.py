@@ -115,15 +115,17 @@ class CutTiles(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Tiles of keys whose walks are cut: the first ones of the first heads, in two pieces each, and the last
-    ones of the last heads, others than those, in `pieces` each."""
+    """Tiles of keys whose walks are cut: the last `count` ones in the order of their start, in `pieces` each.
+    Or the first ones of the first heads, in two pieces each, and the last ones of the last heads, others than
+    those, in `pieces` each."""
 
     sums: cute.Tensor
     """float32 (pieces * elements of dK and dV of a tile)"""
     counts: cute.Tensor
     """int32 (tiles * warps), 0 before: pieces that are in `sums`"""
-    first: CutTiles
-    last: CutTiles
+    first: CutTiles | None
+    last: CutTiles | None
+    count: Int32
     pieces: Int32
 
 

@@ -30,14 +30,15 @@ BESIDE = 8
 LEAST_GAIN = 64
 """Pieces must save a 64th of all steps: a 96th was none as measured on an H200, a 50th was."""
 
-Cut = tuple[torch.Tensor, torch.Tensor, int, int, int, int, int]
-"""Arguments of the kernel: float32 sums, int32 counts, heads and tiles of each that are cut first and last,
-and pieces of the last."""
+End = tuple[int, int]
+Cut = tuple[torch.Tensor, torch.Tensor, tuple[End, End] | None, int, int]
+"""Arguments of the kernel: float32 sums, int32 counts, heads and tiles of each that are cut first and last
+(None where none are first), tiles that are cut last and pieces of each of them."""
 
 
 class CutTiles(NamedTuple):
     """Heads, and tiles of each, that are cut at the start, in two pieces, and at the end, in `pieces`;
-    elements of one piece's dK and dV."""
+    elements of one piece's dK and dV. Where none is cut at the start, `last` is 1 and tiles of any head."""
 
     first: tuple[int, int]
     last: tuple[int, int]
@@ -50,7 +51,8 @@ class CutTiles(NamedTuple):
         size = (FIRST_PIECES * first + self.pieces * last) * self.elements
         sums = torch.empty(size, dtype=torch.float32, device=device)
         counts = torch.zeros((first + last) * CUT_WARPS, dtype=torch.int32, device=device)
-        return sums, counts, *self.first, *self.last, self.pieces
+        ends = (self.first, self.last) if first else None
+        return sums, counts, ends, last, self.pieces
 
 
 def may_cut(call: AttentionCall, config: Sm90BackwardConfig) -> bool:
@@ -85,7 +87,7 @@ def cut_tiles(call: AttentionCall, config: Sm90BackwardConfig, sms: int) -> CutT
     heads, tiles = call.batch * call.kv_heads, -(-call.k_len // config.tile_k)
     steps = -(-call.q_len // config.tile_q) * (call.heads // max(1, call.kv_heads))
     elements = config.tile_k * (config.dim + config.dim_v)
-    if config.deterministic and heads > 1 and heads * tiles >= ROUNDS * sms:
+    if config.deterministic and config.tile_q == 64 and heads > 1 and heads * tiles >= ROUNDS * sms:
         bytes_of_head = steps * config.tile_q * 8 * config.dim
         each = min(HEADS_OF_AN_END, max(1, BYTES_OF_AN_END // bytes_of_head), heads // 2)
         ends = each, min(tiles, sms // 2 // each)
@@ -93,6 +95,4 @@ def cut_tiles(call: AttentionCall, config: Sm90BackwardConfig, sms: int) -> CutT
     pieces = best_pieces(heads * tiles, steps, sms)
     if pieces == 1:
         return None
-    last = heads * tiles % sms
-    each = -(-last // tiles)
-    return CutTiles((0, 0), (each, -(-last // each)), pieces, elements)
+    return CutTiles((0, 0), (1, heads * tiles % sms), pieces, elements)
