@@ -4,14 +4,16 @@ The time is that of reading the matrix, or of the matrix instructions of the SM 
 lie along WGMMA's M, all rows of A along its N, and few SMs may be left without work. Where tiles are too few
 or a little too many for the SMs, CTAs of a cluster share a tile's K. The model of waves in `gemm_table` does
 not say that. Measured on an H200 with matrices of 2112 to 57344 rows.
+
+Tiles may have rows of A along WGMMA's M, too, and as many columns of the matrix as let all SMs work. M is a
+multiple of 64, so rows may be fewer than the tile has: TMA would fill the others with zeros, at a quarter of
+the speed at which it loads rows. So the last tile is loaded in part.
 """
 
 from __future__ import annotations
 
-from kernels_dsl.config.filling import filling, with_last_rows
 from kernels_dsl.config.gemm import Sm90GemmConfig
-from kernels_dsl.config.matrix import LONG_K, MIB, SHORT_K, Matrix
-from kernels_dsl.config.problem import Device, GemmProblem
+from kernels_dsl.config.problem import LONG_K, MIB, SHORT_K, Device, GemmProblem, Matrix
 from lowering.records import changed
 
 LEAST_K = 1024
@@ -30,6 +32,8 @@ MOST_HIGH = 48
 slower where L2 has the matrix."""
 SHORT_RING = 10
 """Stages of which an SM has room for two rings: with a short K the next kernel's CTA is there in time."""
+UNIT = 8
+"""Of rows that are loaded."""
 
 
 def thin_by_tma(rows: int, columns: int, k: int, element_bytes: int) -> bool:
@@ -132,3 +136,25 @@ def _few(rows: int, matrix: Matrix) -> Sm90GemmConfig | None:
     if matrix.fp8 or matrix.k < SHORT_K:
         return late
     return changed(high, cluster_k=2) if matrix.waves(1) == 1 or matrix.waves(2) > 2 else high
+
+
+def filling(height: int, matrix: Matrix, ctas: int = 1, waves: int = 1, most: float = 1.0) -> Sm90GemmConfig:
+    """Tiles of `height` rows, for as many clusters of `ctas` as `most` of the SMs have room for."""
+    tiles = int(matrix.sms * most) // ctas * waves
+    columns = -(-matrix.tiles * 64 // (tiles * matrix.unit)) * matrix.unit
+    return along_rows(height, columns, late=waves == 1)
+
+
+def along_rows(height: int, columns: int, late: bool = False) -> Sm90GemmConfig:
+    """A tile of so many columns."""
+    return Sm90GemmConfig(height, columns, l2_prefetch=True, evict_first_b=True, late=late)
+
+
+def with_last_rows(tile: Sm90GemmConfig, rows: int, matrix: Matrix) -> Sm90GemmConfig:
+    """The same, whose last tile is loaded in part, where lines are along K and K is long enough."""
+    shared = tile.cluster_m if tile.turned else tile.cluster_n
+    size = tile.tile_n if tile.turned else tile.tile_m
+    last = -(-((rows - 1) % size + 1) // UNIT) * UNIT
+    if shared > 1 or last == size or tile.tile_k or matrix.k < SHORT_K or not matrix.k_contiguous:
+        return tile
+    return changed(tile, last_n=last) if tile.turned else changed(tile, last_m=last)

@@ -6,11 +6,17 @@ pays at 129 to 144 rows only, of which tiles of 64 would be half empty.
 
 from __future__ import annotations
 
-from kernels_dsl.config.few_rows import FEW, ONE_TILE, OVERLAPPED_TILES, THIN, rows_and_matrix
-from kernels_dsl.config.filling import along_rows, with_last_rows
+from kernels_dsl.config.few_rows import (
+    FEW,
+    ONE_TILE,
+    OVERLAPPED_TILES,
+    THIN,
+    along_rows,
+    rows_and_matrix,
+    with_last_rows,
+)
 from kernels_dsl.config.gemm import Sm90GemmConfig
-from kernels_dsl.config.matrix import LONG_K, MIB, Matrix
-from kernels_dsl.config.problem import Device, GemmProblem
+from kernels_dsl.config.problem import LONG_K, MIB, Device, GemmProblem, Matrix
 from lowering.records import changed
 
 HALVES = 144

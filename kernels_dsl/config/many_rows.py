@@ -9,11 +9,17 @@ with one scale, where the choice is 0.6 % from the best of 8 to 14 tiles measure
 from __future__ import annotations
 
 from kernels_dsl.config.budget import why_not
-from kernels_dsl.config.few_rows import FEW, MANY, ONE_TILE, rows_and_matrix
-from kernels_dsl.config.filling import along_rows, filling, with_last_rows
+from kernels_dsl.config.few_rows import (
+    FEW,
+    MANY,
+    ONE_TILE,
+    along_rows,
+    filling,
+    rows_and_matrix,
+    with_last_rows,
+)
 from kernels_dsl.config.gemm import Sm90GemmConfig
-from kernels_dsl.config.matrix import LONG_K, MIB, SHORT_K, Matrix
-from kernels_dsl.config.problem import Device, GemmProblem
+from kernels_dsl.config.problem import LONG_K, MIB, SHORT_K, Device, GemmProblem, Matrix
 from lowering.records import changed, frozen
 
 RESIDENT = {1: 1.0, 2: 1.0, 3: 0.887, 4: 0.91, 6: 0.773, 8: 0.91}

@@ -69,7 +69,7 @@ def _cute_packed(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 def _layer(q: Any, k: Any, v: Any, **options: Any) -> Any:
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-    return transformers_attention.attention_forward(None, *heads_first, None, is_causal=True, **options)[0]
+    return transformers_attention.attention_forward(None, *heads_first, None, is_causal=False, **options)[0]
 
 
 CALLS = {
