@@ -331,9 +331,10 @@ def test_a_long_compile_is_announced_once(monkeypatch, caplog):
 
 def test_a_short_compile_is_silent(monkeypatch, caplog):
     monkeypatch.setattr("lowering.compile.ANNOUNCE_SECONDS", 100.0)
+    before = set(threading.enumerate())  # other tests may have left some
     with caplog.at_level(logging.WARNING, "lowering"):
         compile_affine()
-    assert caplog.text == "" and threading.active_count() == 1
+    assert caplog.text == "" and set(threading.enumerate()) <= before
 
 
 def test_a_kernel_inside_a_function_with_its_closure():
