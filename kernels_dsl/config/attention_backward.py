@@ -10,6 +10,8 @@ from lowering.records import frozen
 
 CUT_WARPS = 8
 """Warps that have keys of a tile whose walk is cut: a count for each."""
+FIRST_PIECES = 2
+"""Pieces of each of the first tiles, where they are cut, too."""
 
 
 @frozen

@@ -25,16 +25,13 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import choose
-from kernels_dsl.config.attention_backward import CUT_WARPS
+from kernels_dsl.config.attention_backward import CUT_WARPS, FIRST_PIECES
 
 from .backward_sm90_outputs import Outputs, store_rows
 from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_tiles import job_of, tile_of
 from .backward_sm90_visits import Site
 from .backward_work import VECTOR, BackwardWork, Cut, CutTiles, KeyJob, Piece
-
-FIRST_PIECES = 2
-"""Pieces of each of the first tiles."""
 
 Ends = tuple[tuple[Int32, Int32], tuple[Int32, Int32]]
 CutArguments = tuple[cute.Tensor, cute.Tensor, Ends | None, Int32, Int32]

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from kernels_dsl.config.attention_backward import CUT_WARPS, Sm90BackwardConfig
+from kernels_dsl.config.attention_backward import CUT_WARPS, FIRST_PIECES, Sm90BackwardConfig
 from kernels_dsl.ops.attention.arguments import AttentionCall
 
-FIRST_PIECES = 2
-"""Pieces of each of the first tiles."""
 ROUNDS = 15
 """Rounds of tiles from which on the first ones are cut in a fixed order, too, as measured on an H200."""
 HEADS_OF_AN_END = 8
